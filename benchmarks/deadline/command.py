@@ -130,7 +130,7 @@ def _show_zones(report: Mapping[str, Any], to: Console) -> None:
 def _show_beside(report: Mapping[str, Any], to: Console) -> None:
     """Print one row per point of the published sweeps, and the cross-check."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
-    for name in ("point", "cases", "their optimum, $", "PLAN", "memory", "SkyNomad", "UP(S)", "least"):
+    for name in ("point", "cases", "their optimum, $", "PLAN", "SkyNomad", "UP(S)", "least"):
         table.add_column(name, justify="left" if name == "point" else "right")
     for name, row in report.items():
         if isinstance(row, dict):
@@ -138,7 +138,7 @@ def _show_beside(report: Mapping[str, Any], to: Console) -> None:
     to.print(table)
     to.print(
         "ratios of totals over the optimum that the artifact publishes, without the tick in which the work ends, as "
-        "published; memory: PLAN that knows what it saw in earlier windows; least: the exact least cost"
+        "published; least: the exact least cost"
     )
     to.print(
         f"PLAN was late in {report['late']} of {report['cases']} cases, and dearer than SkyNomad at "

@@ -59,7 +59,7 @@ def intervals(history: History) -> tuple[Interval, ...]:
                 seconds = _seconds_to_next(moments, entry.written_at) or plan.start_within_seconds or 0.0
                 found += _given_up(entry, seconds)
             continue
-        asked_at, up_at = _wait_of(history, entry, attempt.claim.written_at)
+        asked_at, up_at = wait_of(history, entry, attempt.claim.written_at)
         waited = (up_at - asked_at).total_seconds()
         found += _withdrawn(history, entry)
         found.append(Interval(False, asked_at, max(waited, 0.0), has_ended=True, deployment=plan.deployment))
@@ -115,7 +115,7 @@ def seen_by_others(history: History) -> tuple[Interval, ...]:
     )
 
 
-def _wait_of(history: History, entry: DecisionEntry, claimed_at: datetime) -> tuple[datetime, datetime]:
+def wait_of(history: History, entry: DecisionEntry, claimed_at: datetime) -> tuple[datetime, datetime]:
     """Return the begin and the end of the time in which an attempt waited for its machine."""
     standby = entry.plan.standby if entry.plan else None
     handover = next((each for each in reversed(history.handovers) if each.standby == standby), None)
@@ -149,10 +149,12 @@ class OpenDownInterval:
     observed_until: datetime
 
 
-def open_down_interval(history: History, deployment: str | None) -> OpenDownInterval | None:
+def open_down_interval(
+    history: History, deployment: str | None, *, least_seconds: float = 0.0
+) -> OpenDownInterval | None:
     """Return the down interval that has not ended yet, on this pool or on any pool.
 
-    Return None while spot may be up.
+    Return None while spot may be up. A wait that was given up after less than `least_seconds` shows nothing.
     """
     found = None
     for interval in intervals(history):
@@ -161,6 +163,6 @@ def open_down_interval(history: History, deployment: str | None) -> OpenDownInte
         end = interval.ended_at
         if interval.is_up:
             found = OpenDownInterval(end, end) if interval.has_ended else None
-        elif not interval.has_ended:
+        elif not interval.has_ended and interval.seconds >= least_seconds:
             found = OpenDownInterval(found.begun_at if found else interval.begun_at, end)
     return found

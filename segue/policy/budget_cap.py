@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from segue.policy import clamp
 from segue.policy.estimates import Situation
-from segue.policy.pool_choice import PoolChoice, paid_per_hour_of_work, pools_of
+from segue.policy.pool_choice import PoolChoice, choose_pool, paid_per_hour_of_work, pools_of
 from segue.policy.spending import HOUR, charges_of, month_of, pools_now
 from segue.records import Capacity
 from segue.runlog.history import History
@@ -201,10 +201,12 @@ def bound_seconds(spec: RunSpec, purse: Purse | None, *, price: float) -> float 
 
 
 def affordable_pools(
-    spec: RunSpec, history: History, here: Situation, purse: Purse | None, pool: PoolChoice
+    spec: RunSpec, history: History, here: Situation, purse: Purse | None, pool: PoolChoice, *, now: datetime
 ) -> PoolChoice:
     """Return the choice, with one pool alone if the budget may not pay for the rest of the run on the dearest pool and
     for a boot on each of the other pools.
+
+    The one pool is chosen as if each pool were judged for itself, so that a pool without capacity comes last.
     """
     if purse is None or not spec.budget.is_cap or not pool.requests:
         return pool
@@ -212,7 +214,9 @@ def affordable_pools(
     dearest = max(listed.price(Capacity.SPOT, each.deployment) for each in pool.requests)
     boots = len(pool.requests) * here.changeover_seconds
     needed = math.inf if here.work_seconds is None else here.work_seconds + boots
-    return pool if purse.affordable_seconds(dearest) >= needed else replace(pool, requests=())
+    if purse.affordable_seconds(dearest) >= needed:
+        return pool
+    return replace(choose_pool(spec, history, here, now=now), requests=())
 
 
 def _plan_share(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> float | None:

@@ -80,10 +80,11 @@ def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | N
     spent = budget_cap.reason_to_end(asked, history, here, purse, price=price) if purse is not None else None
     if spent is not None:
         return Decision("budget", spent, numbers=numbers)
-    chosen = replace(chosen, pool=budget_cap.affordable_pools(spec, history, here, purse, chosen.pool))
+    chosen = replace(chosen, pool=budget_cap.affordable_pools(spec, history, here, purse, chosen.pool, now=now))
     listed = pools_now(spec, history)
-    prices = [listed.price(Capacity.SPOT, each.deployment) for each in chosen.requests]
-    most = budget_cap.bound_seconds(spec, purse, price=max([price, *prices]))
+    asked_of = [chosen.deployment(spec), *(each.deployment for each in chosen.requests)]
+    price = max(listed.price(chosen.capacity, deployment) for deployment in asked_of)
+    most = budget_cap.bound_seconds(spec, purse, price=price)
     plan, reasons = _planned(spec, history, here, chosen, most)
     # If the deadline was given up, the reason already names the money.
     money = budget_cap.warning_of(spec, purse) if purse is not None and spec is asked else ""
@@ -120,11 +121,12 @@ def _affordable(
     if chosen.capacity is Capacity.SPOT or not budget_cap.forbids_on_demand(spec, purse):
         return spec, here, chosen
     free, there = budget_cap.without_deadline(spec, here)
-    capacity, _, _ = _by_policy(free, history, there, chosen.pool, now)
+    pool = chosen.pool if chosen.pool.is_kept else choose_pool(free, history, there, now=now)
+    capacity, _, _ = _by_policy(free, history, there, pool, now)
     if capacity is not Capacity.SPOT:
         return spec, here, chosen
     why = f"spot in spite of the deadline, because the budget wins: {purse.shortage()}"
-    return free, there, _Choice(capacity, why, chosen.pool)
+    return free, there, _Choice(capacity, why, pool)
 
 
 def _planned(

@@ -1,14 +1,13 @@
 """Plans a run over several spot pools with PLAN, from the run's own history. The module is pure.
 
 It answers three questions: on which pools to request an attempt and how long to wait for them, on which pools a standby
-should wait, and whether to move to a standby that has a machine. The observations of other runs of the store count as
-at most four intervals for each pool, and half after ten days.
+should wait, and whether to move to a standby that has a machine. What other runs of the store have seen does not count:
+on the cases of SkyNomad's artifact, such a prior made runs dearer (docs/benchmarks.md).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,9 +15,15 @@ from typing import Any
 import numpy as np
 
 from segue.policy import clamp
-from segue.policy.availability import Interval, intervals, open_down_interval, preemptions, seen_by_others
-from segue.policy.estimates import Situation, usual_changeover_seconds
-from segue.policy.pool_choice import MOST_OF_OTHERS, PoolChoice
+from segue.policy.availability import (
+    Interval,
+    intervals,
+    open_down_interval,
+    preemptions,
+    wait_of,
+)
+from segue.policy.estimates import Situation, keeps_machine_of, usual_changeover_seconds
+from segue.policy.pool_choice import PoolChoice
 from segue.policy.rules.pool_beliefs import UNKNOWN_AGE_SECONDS, Beliefs, Weights
 from segue.policy.rules.pool_plan import PoolPlan, in_tuples
 from segue.policy.rules.pool_table import Pools
@@ -29,7 +34,6 @@ from segue.runlog.history import History
 from segue.spec import RunSpec
 from segue.units import money
 
-_HALF_LIFE_OF_OTHERS_SECONDS = 10 * 86_400.0
 _STILL_DOWN_SECONDS = 900.0
 """For this number of seconds after a pool was last observed down, it counts as down."""
 _DIGITS = 2
@@ -81,18 +85,20 @@ def pool_outlook(
     if kept is not None:
         is_kept = plan.keeps(names.index(kept), _age_seconds(history, here, now))
         return Outlook(longest if is_kept else 0.0, None, PoolChoice(kept, "the machine is kept", is_kept=True))
-    offsets = np.linspace(0.0, min(longest, here.remaining_seconds or 0.0), 96)
-    waits = plan.waits(_down_seconds(spec, history, now=now), offsets=offsets)
+    longest = min(longest, here.remaining_seconds or 0.0)
+    waits = plan.waits(_down_seconds(spec, history, now=now), longest_seconds=longest)
     requests = tuple(
         PoolRequest(deployment=names[pool], after_seconds=round(seconds, 3))
         for pool, seconds in waits.after_seconds.items()
     )
     listed = pools_now(spec, history)
-    whole = listed.on_demand_price * ((here.work_seconds or 0.0) + here.expected_changeover_seconds) / HOUR
     chosen = requests[0].deployment if requests else listed.deployment(Capacity.SPOT)
-    why = f"{chosen}: the rest is expected to cost {money(waits.cost, listed.currency)} over all pools"
+    # The work that is planned has a margin, which usually costs nothing.
+    cost = waits.cost * listed.on_demand_price / (1 + spec.policy.margin_share)
+    why = f"{chosen}: the rest is expected to cost {money(cost, listed.currency)} over all pools"
     pool = PoolChoice(chosen, why, requests=requests if len(requests) > 1 else (), asked_within_share=1.0)
-    return Outlook(waits.longest_seconds if requests else 0.0, min(waits.cost / whole, 1.0), pool)
+    whole = ((here.work_seconds or 0.0) + here.expected_changeover_seconds) / HOUR
+    return Outlook(waits.longest_seconds, min(waits.cost / whole, 1.0), pool)
 
 
 def pools_to_move_to(
@@ -127,9 +133,8 @@ def pools_to_move_to(
     if up_seconds is not None:
         up = np.full(len(names), max(up_seconds, 0.0))
     saved = _plan_of(spec, history, here).savings(place, age, up)
-    listed = pools_now(spec, history)
-    boots = [listed.price(Capacity.SPOT, name) * here.expected_changeover_seconds / HOUR for name in names]
-    least = np.array(boots) if is_on_spot else np.zeros(len(names))
+    prices = _relative_prices(spec, history)
+    least = prices * here.expected_changeover_seconds / HOUR if is_on_spot else np.zeros(len(names))
     order = sorted(np.flatnonzero(saved > least), key=lambda pool: -saved[pool])
     return tuple(names[pool] for pool in order)
 
@@ -138,37 +143,48 @@ def _names(spec: RunSpec) -> list[str]:
     return [pool.deployment for pool in spec.pools.spot]
 
 
+def _relative_prices(spec: RunSpec, history: History) -> Floats:
+    """Return the price of each spot pool as a share of the price of on-demand, the unit of all costs here."""
+    listed = pools_now(spec, history)
+    return np.array([listed.spot_pool_price(pool) / listed.on_demand_price for pool in listed.spot])
+
+
 def _age_seconds(history: History, here: Situation, now: datetime) -> float:
-    """Return for how long the pool of the newest attempt has been up."""
-    if not history.attempts:
+    """Return for how long the pool of the newest attempt has been up. A planned end does not end this time."""
+    attempts = list(history.attempts)
+    while len(attempts) > 1 and keeps_machine_of(attempts[-2], attempts[-1], history=history):
+        attempts.pop()
+    if not attempts:
         return 0.0
-    claim = history.attempts[-1].claim
+    claim = attempts[-1].claim
     decided = history.decision_of(claim.segment, claim.attempt)
-    waited = (claim.written_at - decided.written_at).total_seconds() if decided is not None else 0.0
+    if decided is None:
+        return (now - claim.written_at).total_seconds()
+    asked_at, up_at = wait_of(history, decided, claim.written_at)
     # Without a wait, the pool was up before.
-    before = UNKNOWN_AGE_SECONDS if waited <= here.expected_changeover_seconds else 0.0
-    return before + (now - claim.written_at).total_seconds()
+    is_at_once = (up_at - asked_at).total_seconds() <= here.expected_changeover_seconds
+    return (UNKNOWN_AGE_SECONDS if is_at_once else 0.0) + (now - up_at).total_seconds()
 
 
 def _down_seconds(spec: RunSpec, history: History, *, now: datetime) -> Floats:
     """Return for how long each pool is known to be down, and infinity if that is not known."""
-    found = []
+    found, least = [], usual_changeover_seconds(spec, history)
     for name in _names(spec):
-        down = open_down_interval(history, name)
+        down = open_down_interval(history, name, least_seconds=least)
         is_known = down is not None and (now - down.observed_until).total_seconds() <= _STILL_DOWN_SECONDS
         found.append((now - down.begun_at).total_seconds() if down is not None and is_known else math.inf)
     return np.asarray(np.maximum(found, 0.0), float)
 
 
 def _plan_of(spec: RunSpec, history: History, here: Situation) -> PoolPlan:
-    listed, count = pools_now(spec, history), len(spec.pools.spot)
+    count = len(spec.pools.spot)
     work, remaining = here.work_seconds or 0.0, here.remaining_seconds or 0.0
     recall = clamp.seconds_to_recall(here)
     least = remaining - work - recall if recall is not None else 0.0
     lost = min(here.at_risk_seconds, work) / 2 + (here.save_seconds or 0.0)
     pools = Pools(
-        prices=tuple(listed.spot_pool_price(pool) / HOUR for pool in listed.spot),
-        on_demand_price=listed.on_demand_price / HOUR,
+        prices=tuple((_relative_prices(spec, history) / HOUR).tolist()),
+        on_demand_price=1 / HOUR,
         transfer=in_tuples(np.zeros((count + 1, count))),
         transfer_to_on_demand=(0.0,) * (count + 1),
         on_demand_source=count,
@@ -178,22 +194,30 @@ def _plan_of(spec: RunSpec, history: History, here: Situation) -> PoolPlan:
         moves="overlapping" if spec.policy.handover else "none",
         **history.once(_believed, spec),
     )
-    return PoolPlan(pools, remaining_seconds=remaining, work_seconds=work)
+    ahead = min(spec.liveness.start_seconds, remaining)
+    return PoolPlan(pools, remaining_seconds=remaining, work_seconds=work, ahead_seconds=ahead)
 
 
 def _believed(spec: RunSpec, history: History) -> dict[str, Any]:
-    """Return the hazards and the shares of the pools."""
+    """Return the hazards and the shares of the pools. A wait that is no longer than a boot was no wait."""
     names, boot_seconds = _names(spec), usual_changeover_seconds(spec, history)
     beliefs = Beliefs(len(names), Weights())
-    others = [each for each in seen_by_others(history) if each.deployment in names]
-    newest = max((each.ended_at for each in others), default=None)
-    if newest is not None:
-        begun = history.decisions[0].written_at if history.decisions else newest
-        ages = [max((begun - each.ended_at).total_seconds(), 0.0) for each in others]
-        _add_all(beliefs, names, others, boot_seconds, [0.5 ** (age / _HALF_LIFE_OF_OTHERS_SECONDS) for age in ages])
-        beliefs.limit(MOST_OF_OTHERS)
-    own = [each for each in intervals(history) if each.deployment in names]
-    _add_all(beliefs, names, own, boot_seconds, [1.0] * len(own))
+    age_at_begin = dict.fromkeys(names, 0.0)
+    last_up: dict[str, Interval] = {}
+    for interval in intervals(history):
+        name = interval.deployment
+        if name not in names:
+            continue
+        if interval.is_up:
+            begin = age_at_begin[name]
+            beliefs.up.add(names.index(name), begin, interval.seconds, has_ended=interval.has_ended)
+            age_at_begin[name], last_up[name] = begin + interval.seconds, interval
+        elif not _is_kept(last_up.get(name), interval, boot_seconds) and not _is_short(interval, boot_seconds):
+            is_at_once = interval.seconds <= boot_seconds
+            beliefs.asked(names.index(name), is_granted=is_at_once)
+            age_at_begin[name] = UNKNOWN_AGE_SECONDS if is_at_once else 0.0
+            if not is_at_once:
+                beliefs.down.add(names.index(name), 0.0, interval.seconds, has_ended=interval.has_ended)
     return {
         "up_rates": in_tuples(beliefs.up.rates()),
         "down_rates": in_tuples(beliefs.down.rates()),
@@ -201,29 +225,16 @@ def _believed(spec: RunSpec, history: History) -> dict[str, Any]:
     }
 
 
-def _add_all(
-    beliefs: Beliefs, names: list[str], found: Sequence[Interval], boot_seconds: float, counts: Sequence[float]
-) -> None:
-    """Add intervals, each of which counts as so many intervals. A wait that is no longer than a boot was no wait."""
-    age_at_begin = dict.fromkeys(names, 0.0)
-    last_up: dict[str, Interval] = {}
-    for interval, weight in zip(found, counts, strict=True):
-        name, pool = interval.deployment, names.index(interval.deployment)
-        if interval.is_up:
-            begin = age_at_begin[name]
-            beliefs.up.add(pool, begin, interval.seconds, has_ended=interval.has_ended, counts=weight)
-            age_at_begin[name], last_up[name] = begin + interval.seconds, interval
-            continue
-        is_at_once = interval.has_ended and interval.seconds <= boot_seconds
-        before = last_up.get(name)
-        if is_at_once and before is not None and not before.has_ended:
-            gap = (interval.begun_at - before.ended_at).total_seconds()
-            if gap <= boot_seconds:
-                continue  # The machine was kept at a planned end.
-        beliefs.asked(pool, is_granted=is_at_once, counts=weight)
-        age_at_begin[name] = UNKNOWN_AGE_SECONDS if is_at_once else 0.0
-        if not is_at_once:
-            beliefs.down.add(pool, 0.0, interval.seconds, has_ended=interval.has_ended, counts=weight)
+def _is_kept(before: Interval | None, wait: Interval, boot_seconds: float) -> bool:
+    """Whether a wait is the pause between two segments on one machine."""
+    if before is None or before.has_ended or not wait.has_ended or wait.seconds > boot_seconds:
+        return False
+    return (wait.begun_at - before.ended_at).total_seconds() <= boot_seconds
+
+
+def _is_short(wait: Interval, boot_seconds: float) -> bool:
+    """Whether a request was withdrawn before a machine of its pool could have booted."""
+    return not wait.has_ended and wait.seconds <= boot_seconds
 
 
 def _rounded_up(seconds: float) -> float:

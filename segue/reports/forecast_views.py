@@ -120,7 +120,7 @@ def _pool_lines(facts: dict[str, Any], currency: str) -> list[tuple[str, str]]:
     not_asked = "the pools before it give no machine" if share is None else "the deadline is nearer"
     for pool in pools:
         after = pool["asked_after_seconds"]
-        asked = f"is asked if {not_asked}"
+        asked = not_asked
         if pool["is_dearer_than_on_demand"]:
             asked = "is not asked, because it costs more than on-demand"
         elif after is not None:

@@ -98,7 +98,8 @@ def plan_ahead(
     rows, found = _rows(given, job, runs=runs, seed=seed)
     expected = forecast.forecast(spec, here, rows, job=job, lost_seconds=lost, on_policy=on_policy)
     moments = forecast.latest_moments(spec, here)
-    found += _notes_on(spec, asked.history, expected, job)
+    together = pool_outlook(spec, asked.history, here, now=asked.now)
+    found += _notes_on(spec, asked.history, expected, job, has_cost_over_pools=together is not None)
     if spec.pools.price_ratio <= 1:
         found += ("no spot pool is cheaper than on-demand",)
     elif not clamp.permits_spot(here):
@@ -109,7 +110,6 @@ def plan_ahead(
     facts |= {"cadence": cadence.reason, "cadence_interval_seconds": cadence.interval_seconds}
     facts |= {"life_seconds": life.mean_seconds, "lost_by_a_death_seconds": lost}
     names = [r.name for r in rows] if given else [PRIOR]
-    together = pool_outlook(spec, asked.history, here, now=asked.now)
     facts |= {"pools": _pools(asked, here, together), "cost_share_over_pools": together and together.cost_share}
     facts |= {"traces": names, "runs": runs, "seed": seed, "notes": [*notes, *found]}
     drawn = forecast.sample(spec, here, rows, job=job, lost_seconds=lost)
@@ -146,6 +146,8 @@ def _pools(asked: _Asked, here: Situation, together: Outlook | None) -> list[dic
     planned = together.pool if together is not None else None
     choice = planned or pool_choice.choose_pool(spec, history, here, now=asked.now)
     after = {each.deployment: each.after_seconds for each in choice.requests} or {choice.deployment: 0.0}
+    if together is not None and not together.waits_seconds:
+        after = {}
     pools = pool_choice.pools_of(spec.pools, history, here, now=asked.now)
     paid = {pool.deployment: pool_choice.paid_per_hour_of_work(pool, here=here) for pool in pools}
     found = [
@@ -156,7 +158,8 @@ def _pools(asked: _Asked, here: Situation, together: Outlook | None) -> list[dic
             "mean_life_seconds": pool.life_seconds,
             "mean_wait_seconds": pool.wait_seconds,
             "asked_after_seconds": after.get(pool.deployment),
-            "is_dearer_than_on_demand": paid[pool.deployment] >= spec.pools.on_demand_price,
+            "is_dearer_than_on_demand": (pool.price if together is not None else paid[pool.deployment])
+            >= spec.pools.on_demand_price,
         }
         for pool in pools
     ]
@@ -164,7 +167,9 @@ def _pools(asked: _Asked, here: Situation, together: Outlook | None) -> list[dic
     return sorted(found, key=lambda each: asked_at.get(each["deployment"], len(after)))
 
 
-def _notes_on(spec: RunSpec, history: History, expected: Forecast, job: Job) -> tuple[str, ...]:
+def _notes_on(
+    spec: RunSpec, history: History, expected: Forecast, job: Job, *, has_cost_over_pools: bool
+) -> tuple[str, ...]:
     """Return notes on the limits of the figures."""
     notes: tuple[str, ...] = ()
     cap, cost = spec.budget.per_run, expected.policies[0].cost
@@ -177,10 +182,9 @@ def _notes_on(spec: RunSpec, history: History, expected: Forecast, job: Job) -> 
             f"little of it in {duration(job.total_seconds)} and are counted as finished on on-demand",
         )
     if len(spec.pools.spot) > 1:
-        notes += (
-            "of several spot pools only the cheapest is simulated, beside the cost over all pools; a run that asks "
-            "them all waits for less time",
-        )
+        beside = ", beside the cost over all pools" if has_cost_over_pools else ""
+        only = f"of several spot pools only the cheapest is simulated{beside}"
+        notes += (f"{only}; a run that asks them all waits for less time",)
     return notes
 
 

@@ -197,7 +197,7 @@ def test_of_several_pools_each_is_told_in_the_order_of_the_requests_and_a_note_n
 
 
 def test_a_new_run_is_planned_with_what_earlier_runs_of_its_store_have_seen(desk):
-    desk.write("pools.toml", SEVERAL.replace("price = 1.2", "price = 1.02"))
+    desk.write("pools.toml", SEVERAL.replace("[policy]\n", '[policy]\nname = "slack_age"\n'))
     store = LocalStore(desk.folder / "store").create()
     begun_at = datetime.now(UTC) - timedelta(hours=20)
     died = [

@@ -8,8 +8,9 @@ import pytest
 from segue.policy.estimates import situation
 from segue.policy.handover import standby_pools
 from segue.policy.outlook import wants_spot
-from segue.policy.pool_outlook import _believed, plans_pools, pools_to_move_to
+from segue.policy.pool_outlook import _age_seconds, _believed, _down_seconds, plans_pools, pools_to_move_to
 from segue.records import Capacity, StopReason
+from segue.runlog.entries import StartEntry
 from tests.support.histories import Logbook, make_spec
 
 A, B, C = "segment/a", "segment/b", "segment/c"
@@ -22,7 +23,8 @@ def log(*prices: float, hours: float | None = 24.0, steps: int = 1000, **fields)
     listed = [{"deployment": name, "price": price} for name, price in zip((A, B, C), prices, strict=False)]
     policy = {"step_seconds": 36, "max_lost_in_place": 99, "margin_share": 0.0} | fields.pop("policy", {})
     deadline = None if hours is None else hours * HOUR
-    return Logbook(make_spec(deadline_in=deadline, steps=steps, pools={"spot": listed}, policy=policy, **fields))
+    pools = {"spot": listed, "on_demand_price": fields.pop("on_demand", 3.0)}
+    return Logbook(make_spec(deadline_in=deadline, steps=steps, pools=pools, policy=policy, **fields))
 
 
 def here_of(book: Logbook):
@@ -144,3 +146,58 @@ def test_a_pool_whose_machines_die_young_is_not_asked_first():
         book.report(plan, StopReason.LOST, attempt_id=name, seconds=60.0)
     book.seconds += 1000.0
     assert book.ask().plan.pools[0].deployment == B
+
+
+@pytest.mark.parametrize("unit", [1e-6, 25_000.0, 1e8])
+def test_the_currency_does_not_change_the_choice(unit):
+    usual, other = (
+        log(1.0, 1.05, 1.3).ask(),
+        log(*(unit * price for price in (1.0, 1.05, 1.3)), on_demand=3 * unit).ask(),
+    )
+    assert other.plan.pools == usual.plan.pools
+    assert other.numbers["expected_cost_share"] == usual.numbers["expected_cost_share"]
+
+
+def test_with_a_small_budget_a_pool_without_a_machine_is_not_asked_again_and_again():
+    book = log(1.0, 1.6, hours=None, budget={"per_run": 16.0})
+    with_deadline = log(1.0, 1.6, budget={"per_run": 16.0})
+    for each in (book, with_deadline):
+        asked = []
+        for _ in range(4):
+            plan = each.plan()
+            assert plan.pools == ()
+            asked.append(plan.deployment)
+            each.seconds += plan.start_within_seconds
+            each.report(plan, StopReason.LOST, attempt_id=None, got_capacity=False)
+        assert set(asked) == {A, B}
+
+
+def test_a_pool_whose_request_was_withdrawn_before_a_machine_could_boot_was_not_refused():
+    book = log(1.0, 1.0, 1.0)
+    before = _believed(book.spec, book.history)["shares"]
+    for _ in range(5):
+        plan = book.plan()
+        book.seconds += 60.0
+        for pool in (B, C):
+            facts = {"segment": plan.segment, "attempt": plan.attempt, "deployment": pool, "seconds": 0.0}
+            book.write(StartEntry, number=1, outcome="withdrawn", reason="the start on a came first", **facts)
+        name = book.claim(plan, deployment=A)
+        book.seconds += HOUR
+        book.report(plan, StopReason.LOST, attempt_id=name, seconds=HOUR)
+    shares = _believed(book.spec, book.history)["shares"]
+    assert shares[0] > shares[1]
+    assert shares[1] == shares[2] >= before[1]
+    assert np.isinf(_down_seconds(book.spec, book.history, now=book.now)[1:]).all()
+
+
+def test_a_machine_that_was_kept_at_planned_ends_is_as_old_as_all_its_segments():
+    book = log(1.0, 2.0)
+    for _ in range(4):
+        plan = book.plan(SPOT, deployment=A, pools=(), keeps_machine=True)
+        book.seconds += 10.0
+        name = book.claim(plan)
+        book.seconds += HOUR
+        book.commit(name, book.history.committed_step + 10)
+        book.report(plan, StopReason.BOUND, attempt_id=name, to_step=book.history.committed_step, seconds=HOUR)
+    age = _age_seconds(book.history, here_of(book), book.now)
+    assert age == pytest.approx(4 * (HOUR + 10) - 10 + 1800.0)

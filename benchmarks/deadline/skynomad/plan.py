@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,23 +22,6 @@ _PRICE_STEP = 0.03
 """A table is solved again when a price has moved by about this share."""
 
 WEIGHTS = Weights()
-HALF_LIFE_SECONDS, MOST_OF_OTHERS = 10 * 24 * HOUR, 4.0
-"""As for the runs of one store: what earlier runs saw counts half after ten days, and as four intervals at most."""
-
-Observation = Callable[[Beliefs, float], None]
-"""Adds something that a run saw to beliefs, with a weight."""
-Memory = tuple[float, Sequence[Observation]]
-"""What an earlier run of the same zones saw, and how many seconds ago it began."""
-
-
-def beliefs_of(zones: int, memory: Sequence[Memory]) -> Beliefs:
-    """Return the beliefs with which a run begins."""
-    found = Beliefs(zones, WEIGHTS)
-    for age_seconds, observations in memory:
-        for add in observations:
-            add(found, 0.5 ** (age_seconds / HALF_LIFE_SECONDS))
-    found.limit(MOST_OF_OTHERS)
-    return found
 
 
 @dataclass
@@ -54,10 +36,9 @@ class _Seen:
 class PlanOverPools:
     """The policy of one run. It sees list prices, its own machine, and the answers to its requests."""
 
-    def __init__(self, case: Case, *, memory: Sequence[Memory] = (), moves: Moves = "by_restart") -> None:
+    def __init__(self, case: Case, *, moves: Moves = "by_restart") -> None:
         zones = range(len(case.zones))
-        self._case, self._beliefs = case, beliefs_of(len(case.zones), memory)
-        self.observations: list[Observation] = []
+        self._case, self._beliefs = case, Beliefs(len(case.zones), WEIGHTS)
         self._moves = moves
         tick = case.tick_seconds
         self._step = tick if tick >= _LEAST_STEP_SECONDS else _SHORT_STEPS * tick
@@ -89,7 +70,7 @@ class PlanOverPools:
         zone, since, age = self._held
         self._seen[zone].at_seconds = now
         if world.machine is None:
-            self._add_up(zone, age, now - since, has_ended=True)
+            self._beliefs.up.add(zone, age, now - since, has_ended=True)
             self._seen[zone].down_since = self._seen[zone].last_down = now
             self._held = None
 
@@ -158,7 +139,7 @@ class PlanOverPools:
         seen, was_down = self._seen[zone], self._is_down(zone, now)
         is_granted = world.try_spot(zone)
         if now - seen.at_seconds > _UNSEEN_SECONDS:
-            self._add(lambda beliefs, counts: beliefs.asked(zone, is_granted=is_granted, counts=counts))
+            self._beliefs.asked(zone, is_granted=is_granted)
         seen.at_seconds = now
         if not is_granted:
             if seen.down_since is None or not was_down:
@@ -167,8 +148,7 @@ class PlanOverPools:
             return False
         self._release(now)
         if seen.down_since is not None:
-            seconds = now - seen.down_since
-            self._add(lambda beliefs, counts: beliefs.down.add(zone, 0.0, seconds, has_ended=True, counts=counts))
+            self._beliefs.down.add(zone, 0.0, now - seen.down_since, has_ended=True)
             seen.down_since = None
         self._held = (zone, now, 0.0 if was_down else UNKNOWN_AGE_SECONDS)
         return True
@@ -186,17 +166,10 @@ class PlanOverPools:
         """Whether the pool was down a short time ago, so that it is probably down still."""
         return now - self._seen[zone].last_down <= _STILL_DOWN_SECONDS
 
-    def _add_up(self, zone: int, age: float, seconds: float, *, has_ended: bool) -> None:
-        self._add(lambda beliefs, counts: beliefs.up.add(zone, age, seconds, has_ended=has_ended, counts=counts))
-
-    def _add(self, observation: Observation) -> None:
-        self.observations.append(observation)
-        observation(self._beliefs, 1.0)
-
     def _release(self, now: float) -> None:
         if self._held is not None:
             zone, since, age = self._held
-            self._add_up(zone, age, now - since, has_ended=False)
+            self._beliefs.up.add(zone, age, now - since, has_ended=False)
             self._held = None
 
 

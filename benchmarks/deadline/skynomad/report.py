@@ -11,7 +11,7 @@ from benchmarks.deadline.skynomad.cases import SKYNOMAD, THEIR_OPTIMUM, UP_S, Ca
 from benchmarks.deadline.skynomad.optimum import least_cost
 from benchmarks.deadline.skynomad.plan import PlanOverPools
 from benchmarks.deadline.skynomad.uniform_progress import UniformProgress
-from benchmarks.deadline.skynomad.world import Outcome, run
+from benchmarks.deadline.skynomad.world import run
 
 CENT = 0.005
 POOLED = "all"
@@ -28,9 +28,7 @@ class Row(NamedTuple):
     """Whether no time is left for a restart, so that every policy costs the same."""
     ours: float
     is_late: bool
-    """Whether ours missed the deadline, with or without memory."""
-    with_memory: float
-    """What ours pays if it knows what it saw in the earlier windows of the same zones."""
+    """Whether ours missed the deadline."""
     skynomad: float
     up_s: float
     up_s_published: float
@@ -53,8 +51,8 @@ def measure(folder: Path, *, jobs: int, say: Callable[[str], None]) -> dict[str,
     cases = read_cases(folder)
     rows = []
     with workers(jobs) as pool:
-        for found in pool.map(rows_of, _by_point(cases)):
-            rows += found
+        for row in pool.map(row_of, cases, chunksize=4):
+            rows.append(row)
             say(f"{len(rows)} of {len(cases)} cases")
     report: dict[str, Any] = {}
     for row in rows:
@@ -71,34 +69,15 @@ def measure(folder: Path, *, jobs: int, say: Callable[[str], None]) -> dict[str,
     }
 
 
-def _by_point(cases: Sequence[Case]) -> list[list[Case]]:
-    """The cases of each point, in the order of their windows."""
-    points: dict[str, list[Case]] = {}
-    for case in cases:
-        points.setdefault(case.point, []).append(case)
-    return [sorted(found, key=lambda case: case.window) for found in points.values()]
-
-
-def rows_of(cases: Sequence[Case]) -> list[Row]:
-    """All costs of the cases of one point."""
-    rows, earlier = list[Row](), list[tuple[int, PlanOverPools]]()
-    for case in cases:
-        memory = [((case.window - at) * case.deadline_seconds, policy.observations) for at, policy in earlier]
-        policy = PlanOverPools(case, memory=memory)
-        rows.append(_row_of(case, run(case, policy)))
-        earlier.append((case.window, policy))
-    return rows
-
-
-def _row_of(case: Case, with_memory: Outcome) -> Row:
+def row_of(case: Case) -> Row:
+    """All costs of one case."""
     ours = run(case, PlanOverPools(case))
     return Row(
         sweep=case.sweep,
         point=case.point,
         is_all_on_demand=case.is_all_on_demand,
         ours=ours.cost_as_published,
-        is_late=ours.is_late or with_memory.is_late,
-        with_memory=with_memory.cost_as_published,
+        is_late=ours.is_late,
         skynomad=case.published.get(SKYNOMAD, case.published.get(_SKYNOMAD_ON_V100, float("nan"))),
         up_s=run(case, UniformProgress()).cost_as_published,
         up_s_published=case.published[UP_S],
@@ -114,7 +93,6 @@ def _pooled(found: Sequence[Row]) -> dict[str, float]:
         "cases": len(found),
         "their_optimum": round(theirs / len(found), 2),
         "ours_vs_their_optimum": round(sum(row.ours for row in found) / theirs, 4),
-        "with_memory_vs_their_optimum": round(sum(row.with_memory for row in found) / theirs, 4),
         "skynomad_vs_their_optimum": round(sum(row.skynomad for row in found) / theirs, 4),
         "up_s_vs_their_optimum": round(sum(row.up_s for row in found) / theirs, 4),
         "least_vs_their_optimum": round(sum(row.least for row in found) / theirs, 4),

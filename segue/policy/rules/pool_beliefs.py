@@ -83,17 +83,11 @@ class Ends:
     def none(cls, base: Floats, weight: tuple[float, float], pools: int) -> Ends:
         return cls(base, np.array(weight), np.zeros((pools, 2)), np.zeros((pools, 2)))
 
-    def add(self, pool: int, begin_seconds: float, seconds: float, *, has_ended: bool, counts: float = 1.0) -> None:
-        """Add an interval that was observed from an age on. It counts as `counts` intervals."""
+    def add(self, pool: int, begin_seconds: float, seconds: float, *, has_ended: bool) -> None:
+        """Add an interval that was observed from an age on."""
         age = begin_seconds + seconds
-        self.expected[pool] += counts * (expected_ends(self.base, age) - expected_ends(self.base, begin_seconds))
-        self.ends[pool, 0 if _IS_YOUNG[age_bin(age)] else 1] += counts * has_ended
-
-    def limit(self, most_ends: float) -> None:
-        """Reduce the weight of the intervals of each pool to at most this number of ends."""
-        total = np.maximum(self.ends, self.expected).sum(axis=1, keepdims=True)
-        part = np.minimum(most_ends / np.maximum(total, 1e-9), 1.0)
-        self.ends, self.expected = self.ends * part, self.expected * part
+        self.expected[pool] += expected_ends(self.base, age) - expected_ends(self.base, begin_seconds)
+        self.ends[pool, 0 if _IS_YOUNG[age_bin(age)] else 1] += has_ended
 
     def rates(self) -> Floats:
         """Return the hazards, as an array of (pool, age)."""
@@ -114,16 +108,9 @@ class Beliefs:
         self.down = Ends.none(DOWN_RATES, weights.down, pools)
         self._granted, self._refused = np.zeros(pools), np.zeros(pools)
 
-    def asked(self, pool: int, *, is_granted: bool, counts: float = 1.0) -> None:
+    def asked(self, pool: int, *, is_granted: bool) -> None:
         """Add a request to a pool that was not asked for a while."""
-        (self._granted if is_granted else self._refused)[pool] += counts
-
-    def limit(self, most: float) -> None:
-        """Reduce the weight of each pool's observations to at most this number of ends and of requests."""
-        self.up.limit(most)
-        self.down.limit(most)
-        part = np.minimum(most / np.maximum(self._granted + self._refused, 1e-9), 1.0)
-        self._granted, self._refused = self._granted * part, self._refused * part
+        (self._granted if is_granted else self._refused)[pool] += 1
 
     def shares(self) -> Floats:
         """Return the probability that a pool grants a request, if it was not asked for a while."""

@@ -14,16 +14,18 @@ from functools import lru_cache
 import numpy as np
 
 from segue.policy.rules.pool_beliefs import UNKNOWN_AGE_SECONDS, age_bin
-from segue.policy.rules.pool_table import Costs, Pools, Table, solve
+from segue.policy.rules.pool_table import NEVER, Costs, Pools, Table, solve
 from segue.policy.rules.view import Floats
 
 _USEFUL_SLACK_SECONDS, _USEFUL_STARTS = 12 * 3600.0, 20
-_COARSEST_SECONDS, _FEWEST_STEPS, _MOST_STEPS = 600.0, 200, 1000
+_COARSEST_SECONDS, _FEWEST_STEPS, _MOST_STEPS = 300.0, 200, 2000
 _SLACK_PARTS, _SLACK_STEPS = 5, 120
-_KEPT_STEPS, _ROUNDED_STEPS = 64, 32
-"""A table has this number of steps, and begins at a multiple of the second number, so that it can be used again."""
+_ROUNDED_STEPS = 32
+"""A table begins at a multiple of this number of steps, so that it can be used again."""
 _GRID = 1.2
 """The ratio of two neighbouring steps."""
+_MOMENTS = 64
+"""Number of moments of the coming wait that are looked at, and as many changeovers as a quarter of it."""
 _NOTHING = 1e-6
 """A saving that is a smaller part of a cost than this is none."""
 
@@ -43,11 +45,14 @@ class Waits:
 class PoolPlan:
     """The choices of one run at one moment.
 
-    Costs are in the money of the prices. `down_seconds` has one value for each pool: the seconds for which the pool is
-    known to be down now. The value is not finite if the run does not know whether the pool is down.
+    Costs are in the money of the prices, which should be near 1 per hour. `down_seconds` has one value for each pool:
+    the seconds for which the pool is known to be down now. The value is not finite if the run does not know whether the
+    pool is down. The choices look at most `ahead_seconds` ahead.
     """
 
-    def __init__(self, pools: Pools, *, remaining_seconds: float, work_seconds: float) -> None:
+    def __init__(
+        self, pools: Pools, *, remaining_seconds: float, work_seconds: float, ahead_seconds: float = 0.0
+    ) -> None:
         slack, boot = max(remaining_seconds - work_seconds, 0.0), pools.changeover_seconds
         # More slack than this is worth nothing: spot comes before it is used.
         useful = max(work_seconds, _USEFUL_SLACK_SECONDS, _USEFUL_STARTS * (pools.least_slack_seconds + boot))
@@ -56,26 +61,34 @@ class PoolPlan:
         self._beyond = max(remaining_seconds - horizon, 0.0)
         """Time beyond the horizon is not in the table. In this time, nothing has to be decided."""
         self._remaining, self._slack = horizon, horizon - work_seconds
-        self._table = _table_for(pools, horizon, horizon - work_seconds)
+        self._table = _table_for(pools, horizon, horizon - work_seconds, ahead_seconds)
 
-    def waits(self, down_seconds: Floats, *, offsets: Floats) -> Waits:
-        """Return how a run waits that has no machine. `offsets` are the moments that are looked at, in seconds."""
-        known = np.isfinite(down_seconds)
+    def waits(self, down_seconds: Floats, *, longest_seconds: float) -> Waits:
+        """Return how a run waits that has no machine, for at most this number of seconds."""
+        known, boot = np.isfinite(down_seconds), self._pools.changeover_seconds
+        offsets = np.linspace(0.0, longest_seconds, _MOMENTS)
+        soon = boot * np.arange(_MOMENTS // 4)
         first: dict[int, float] = {}
-        longest = float(offsets[-1])
-        for offset in offsets:
+        longest = longest_seconds
+        for offset in np.unique(np.concatenate([offsets, soon[soon < longest_seconds]])):
             least, starts, leaves = self._without_machine(down_seconds, float(offset))
             for pool in np.flatnonzero(starts < least * (1 - _NOTHING)):
                 first.setdefault(int(pool), float(offset))
             if leaves:
                 longest = float(offset)
                 break
-        if not longest and any(not known[pool] for pool in first):
+        if longest < boot and any(not known[pool] for pool in first):
             # A pool that was not asked for a while may have a machine at once.
-            longest = self._pools.changeover_seconds
+            longest = min(max(boot, 1.0), longest_seconds)
+            return Waits(longest, dict.fromkeys(first, 0.0), self._cost(down_seconds))
+        if not first and longest > 0:
+            # To wait costs less than any machine now, and a run can wait only for a pool.
+            _, starts, _ = self._without_machine(down_seconds, 0.0)
+            best = int(np.argmin(starts))
+            first = {best: 0.0} if starts[best] < NEVER / 2 else {}
         after = self._after_seconds(down_seconds, first)
         asked = {pool: at for pool, at in after.items() if at <= longest}
-        return Waits(longest, asked, self._cost(down_seconds))
+        return Waits(longest if asked else 0.0, asked, self._cost(down_seconds))
 
     def savings(self, place: int | None, age_seconds: float, up_seconds: Floats) -> Floats:
         """Return the money that a move to each pool saves, if the pool has a machine now and has been up for so long.
@@ -151,24 +164,26 @@ class PoolPlan:
         return float(cost + none_has_one * rest)
 
 
-def _table_for(pools: Pools, remaining_seconds: float, slack_seconds: float) -> Table:
+def _table_for(pools: Pools, remaining_seconds: float, slack_seconds: float, ahead_seconds: float) -> Table:
     wanted = max(min(_COARSEST_SECONDS, remaining_seconds / _FEWEST_STEPS), remaining_seconds / _MOST_STEPS, 1e-3)
     step = _rounded(wanted)
     slack_step = max(step / _SLACK_PARTS, _rounded(slack_seconds / _SLACK_STEPS))
     count = math.ceil(remaining_seconds / step / _ROUNDED_STEPS) * _ROUNDED_STEPS
     slacks = math.ceil(slack_seconds / slack_step / _ROUNDED_STEPS) * _ROUNDED_STEPS
-    return _solved(pools, max(count, 1), step, slacks, slack_step)
+    kept = _ROUNDED_STEPS * (2 + math.ceil(ahead_seconds / step / _ROUNDED_STEPS))
+    return _solved(pools, (max(count, 1), step), (slacks, slack_step), kept)
 
 
-@lru_cache(maxsize=4)
-def _solved(pools: Pools, count: int, step_seconds: float, slacks: int, slack_step_seconds: float) -> Table:
+@lru_cache(maxsize=2)
+def _solved(pools: Pools, remaining: tuple[int, float], slack: tuple[int, float], kept: int) -> Table:
+    """Return the table for this number and length of steps, of remaining time and of slack."""
     return solve(
         pools,
-        remaining_seconds=count * step_seconds,
-        slack_seconds=slacks * slack_step_seconds,
-        step_seconds=step_seconds,
-        slack_step_seconds=slack_step_seconds,
-        most_steps=_KEPT_STEPS,
+        remaining_seconds=remaining[0] * remaining[1],
+        slack_seconds=slack[0] * slack[1],
+        step_seconds=remaining[1],
+        slack_step_seconds=slack[1],
+        most_steps=kept,
     )
 
 

@@ -36,6 +36,7 @@ back first, so that the changeover costs slack. `none`: a run leaves no machine 
 
 NEVER = 1e9
 """The cost of a choice that is not permitted."""
+_SAME = 1e-6
 _MOST_ASKED = 4
 """The number of pools that the calculation asks one after the other, at most."""
 _WASTED_SHARE = 0.6
@@ -96,11 +97,21 @@ class Table:
         return (self._first + len(self._steps) - 1) * self._step
 
     def at(self, remaining_seconds: float, slack_seconds: float) -> Costs:
-        """Return the costs at one moment, linear in the slack."""
-        number = round(remaining_seconds / self._step) - self._first
-        found = self._steps[min(max(number, 0), len(self._steps) - 1)]
-        size = found.on_demand.shape[-1]
-        at = min(max(slack_seconds / self._slack_step, 0.0), size - 1.001)
+        """Return the costs at one moment, linear in the slack, and in the remaining time for the same work."""
+        work = max(remaining_seconds - slack_seconds, 0.0)
+        at = remaining_seconds / self._step - self._first
+        at = min(max(at, 0.0), len(self._steps) - 1.0)
+        before, part = int(at), at - int(at)
+        found = self._in_step(before, work)
+        if part < _SAME:
+            return found
+        later = self._in_step(before + 1, work)
+        return Costs(*((1 - part) * one + part * other for one, other in zip(found, later, strict=True)))
+
+    def _in_step(self, number: int, work_seconds: float) -> Costs:
+        found = self._steps[number]
+        slack = (number + self._first) * self._step - work_seconds
+        at = min(max(slack / self._slack_step, 0.0), found.on_demand.shape[-1] - 1.001)
         whole, part = int(at), at - int(at)
         return Costs(*((1 - part) * each[..., whole] + part * each[..., whole + 1] for each in found))
 
@@ -145,9 +156,9 @@ class _Solving:
         self._pools, self._slack, self._step, self._slack_step = pools, slack, step_seconds, slack_step_seconds
         count, size = len(pools.prices), len(slack)
         self._own = np.arange(count)
-        self._prices, self._transfer, self._shares = (
-            np.array(values) for values in (pools.prices, pools.transfer, pools.shares)
-        )
+        self._prices, self._transfer = np.array(pools.prices), np.array(pools.transfer)
+        self._others = np.where(np.eye(count, dtype=bool), 0.0, np.array(pools.shares))
+        """The probability that another pool is up when a machine dies, as (own, other)."""
         self._to_on_demand = np.array(pools.transfer_to_on_demand)
         up_rates, down_rates = np.array(pools.up_rates), np.array(pools.down_rates)
         widths = np.diff(np.concatenate([[0.0], AGE_EDGES_SECONDS]))
@@ -194,7 +205,7 @@ class _Solving:
             remains = np.minimum(remains, idle[pools.on_demand_source])
 
         least_idle = np.minimum(idle, begin)
-        asked = self._asked(least_idle[:-1], start[1, :-1])
+        asked = self._offered(least_idle[:-1], start[1, :-1], self._others[:, None], most=_MOST_ASKED + 2)
         found = _Later(
             spot=np.minimum(stay, begin[:-1]),
             idle=least_idle,
@@ -218,8 +229,11 @@ class _Solving:
         found = []
         for kind, survives in enumerate(self._survives):
             share = survives + (1 - survives) * _WASTED_SHARE
-            then = survives * self._booted(kind, work) + (1 - survives) * lost
-            then = self._less_slack(then, pools.changeover_seconds)
+            then = survives * self._less_slack(self._booted(kind, work), pools.changeover_seconds)
+            # A machine that is lost in its boot works for no part of a step.
+            boot = pools.changeover_seconds
+            gone = self._less_slack(lost, boot + self._rest_of_step, otherwise=self._less_slack(lost, boot))
+            then = then + (1 - survives) * gone
             cost = self._prices[:, None] * pools.changeover_seconds * share + then
             found.append(self._transfer[:, :, None] + cost[None])
         start = np.array(found)
@@ -278,13 +292,13 @@ class _Solving:
         rest = self._lasting(later.waiting)
         return _Later(spot, idle, chance * np.minimum(own, rest) + (1 - chance) * rest, on_demand)
 
-    def _offered(self, otherwise: Floats, start: Floats, chances: Floats) -> Floats:
-        """The least of staying `otherwise` and of the pools that come up.
+    def _offered(self, otherwise: Floats, start: Floats, chances: Floats, *, most: int = _MOST_ASKED) -> Floats:
+        """The least of staying `otherwise` and of the pools that have a machine, which are asked in turn.
 
         Shapes: `otherwise` (source, age, slack), `start` (source, pool, slack), `chances` (source or 1, age or 1,
         pool).
         """
-        count = min(_MOST_ASKED, start.shape[1])
+        count = min(most, start.shape[1])
         order = np.argsort(start, axis=1)[:, :count]
         costs = np.take_along_axis(start, order, 1)
         rest: Floats | float = 1.0
@@ -293,20 +307,6 @@ class _Solving:
         for at in range(count):
             # (source, age, slack): the chance of the pool that is asked as number `at` there.
             chance = np.moveaxis(chances[sources[..., 0], :, order[:, at]], -1, 1)
-            found = found + rest * chance * np.minimum(otherwise, costs[:, None, at])
-            rest = rest * (1 - chance)
-        return np.asarray(found + rest * otherwise)
-
-    def _asked(self, otherwise: Floats, start: Floats) -> Floats:
-        """The cost of asking the pools other than the source's in turn. `otherwise` is the cost if all refuse."""
-        count = min(_MOST_ASKED + 2, start.shape[1])
-        order = np.argsort(start, axis=1)[:, :count]
-        costs = np.take_along_axis(start, order, 1)
-        chances = np.where(order == self._own[:, None, None], 0.0, self._shares[order])
-        rest: Floats | float = 1.0
-        found = np.zeros_like(otherwise)
-        for at in range(count):
-            chance = chances[:, None, at]
             found = found + rest * chance * np.minimum(otherwise, costs[:, None, at])
             rest = rest * (1 - chance)
         return np.asarray(found + rest * otherwise)

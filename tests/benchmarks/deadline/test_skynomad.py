@@ -166,16 +166,6 @@ def test_plan_over_pools_waits_for_spot_while_there_is_time_and_stays_on_the_che
     assert run(never, PlanOverPools(never)).cost == least_cost(never)
 
 
-def test_a_run_that_remembers_an_earlier_one_asks_first_where_machines_lasted():
-    bad, good = zone("us-west1-a_x_1", "ud" * 30, spot=3.0), zone("us-west1-b_x_1", "u" * 60, spot=3.1)
-    first = PlanOverPools(made := case(bad, good, work=30 * TICK))
-    begun = run(made, first)
-    again = run(made, PlanOverPools(made, memory=[(24 * HOUR, first.observations)] * 4))
-    assert again.cost < begun.cost
-    forgotten = run(made, PlanOverPools(made, memory=[(1000 * 24 * HOUR, first.observations)] * 4))
-    assert forgotten.cost == begun.cost
-
-
 def test_a_pool_that_has_lasted_is_believed_to_last_and_the_others_gain_by_it():
     beliefs = Beliefs(2, WEIGHTS)
     before = beliefs.up.rates()

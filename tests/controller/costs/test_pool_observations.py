@@ -36,7 +36,7 @@ def clock():
 def run_of(make_spec, clock):
     def make(run_id, *, hours=10.0, **fields):
         deadline = datetime.fromtimestamp(clock.now().timestamp() + hours * HOUR, UTC)
-        policy = {"step_seconds": 30, "max_lost_in_place": 99, "changeover_seconds": 600}
+        policy = {"name": "slack_age", "step_seconds": 30, "max_lost_in_place": 99, "changeover_seconds": 600}
         spec = make_spec(run_id=run_id, steps=400, deadline=deadline, **{"policy": policy, "pools": POOLS} | fields)
         run = Run(spec, clock)
         recall_pools(run.log, spec)

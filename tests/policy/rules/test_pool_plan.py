@@ -13,7 +13,6 @@ from segue.policy.rules.pool_table import Pools
 from tests.policy.rules.test_pool_table import ALWAYS, HOUR, NEVER_ENDS, pools_of
 
 UNKNOWN = math.inf
-OFFSETS = np.linspace(0.0, 1800.0, 61)
 
 
 def plan_of(pools: Pools, *, hours: float = 10.0, work: float = 6.0) -> PoolPlan:
@@ -26,20 +25,22 @@ def down(*seconds: float) -> np.ndarray:
 
 def test_with_slack_a_run_waits_as_long_as_it_may_and_without_slack_it_does_not_wait():
     pools = pools_of(1.0, 1.2)
-    assert plan_of(pools).waits(down(600, 600), offsets=OFFSETS).longest_seconds == 1800.0
-    tight = plan_of(pools, work=9.8).waits(down(600, 600), offsets=OFFSETS)
+    assert plan_of(pools).waits(down(600, 600), longest_seconds=1800.0).longest_seconds == 1800.0
+    tight = plan_of(pools, work=9.8).waits(down(600, 600), longest_seconds=1800.0)
     assert (tight.longest_seconds, list(tight.after_seconds.values())[:1]) in [(0.0, [0.0]), (0.0, [])]
 
 
 def test_a_pool_that_was_not_asked_for_a_while_is_asked_even_if_the_run_has_no_time_to_wait():
-    waits = plan_of(pools_of(1.0, 1.2), work=9.6).waits(down(UNKNOWN, 600), offsets=OFFSETS)
+    waits = plan_of(pools_of(1.0, 1.2), work=9.6).waits(down(UNKNOWN, 600), longest_seconds=1800.0)
     assert waits.longest_seconds == 300.0  # One changeover.
     assert 0 in waits.after_seconds
 
 
 def test_the_less_slack_is_left_the_shorter_is_the_wait():
     found = [
-        plan_of(pools_of(1.0, 1.2), hours=8.0, work=work).waits(down(3600, 3600), offsets=OFFSETS).longest_seconds
+        plan_of(pools_of(1.0, 1.2), hours=8.0, work=work)
+        .waits(down(3600, 3600), longest_seconds=1800.0)
+        .longest_seconds
         for work in np.arange(6.0, 7.55, 0.1)
     ]
     assert found == sorted(found, reverse=True)
@@ -48,32 +49,36 @@ def test_the_less_slack_is_left_the_shorter_is_the_wait():
 
 def test_pools_of_one_price_are_asked_at_once_and_a_dearer_one_later():
     plan = plan_of(pools_of(1.0, 1.0, 2.0))
-    after = plan.waits(down(UNKNOWN, UNKNOWN, UNKNOWN), offsets=OFFSETS).after_seconds
+    after = plan.waits(down(UNKNOWN, UNKNOWN, UNKNOWN), longest_seconds=1800.0).after_seconds
     assert list(after) == [0, 1, 2]
     assert (after[0], after[1]) == (0.0, 0.0)
     assert after[2] >= 300.0
 
 
 def test_a_cheaper_pool_that_has_probably_no_machine_gets_no_head_start():
-    pools = replace(pools_of(1.0, 1.3), shares=(0.01, 0.9), down_rates=NEVER_ENDS)
-    after = plan_of(pools, hours=8.0, work=7.0).waits(down(UNKNOWN, UNKNOWN), offsets=OFFSETS).after_seconds
+    pools = replace(pools_of(1.0, 1.3), shares=(0.01, 0.9))
+    after = plan_of(pools, hours=8.0, work=6.7).waits(down(UNKNOWN, UNKNOWN), longest_seconds=1800.0).after_seconds
     assert after == {0: 0.0, 1: 0.0}
     likely = replace(pools, shares=(0.99, 0.9))
-    after = plan_of(likely, hours=8.0, work=7.0).waits(down(UNKNOWN, UNKNOWN), offsets=OFFSETS).after_seconds
+    after = plan_of(likely, hours=8.0, work=6.7).waits(down(UNKNOWN, UNKNOWN), longest_seconds=1800.0).after_seconds
     assert after == {0: 0.0, 1: 300.0}
 
 
 def test_a_pool_dearer_than_on_demand_is_not_asked():
-    after = plan_of(pools_of(1.0, 3.5)).waits(down(UNKNOWN, UNKNOWN), offsets=OFFSETS).after_seconds
+    after = plan_of(pools_of(1.0, 3.5)).waits(down(UNKNOWN, UNKNOWN), longest_seconds=1800.0).after_seconds
     assert list(after) == [0]
 
 
 def test_the_cost_lies_between_that_of_a_certain_machine_and_that_of_on_demand():
     plan = plan_of(pools_of(1.0, 1.2))
-    unknown, known_down = (plan.waits(down(*each), offsets=OFFSETS).cost for each in ((UNKNOWN,) * 2, (600.0,) * 2))
+    unknown, known_down = (
+        plan.waits(down(*each), longest_seconds=1800.0).cost for each in ((UNKNOWN,) * 2, (600.0,) * 2)
+    )
     assert 6.0 < unknown < known_down < 18.0
     certain = replace(pools_of(1.0, 1.2), up_rates=NEVER_ENDS, shares=(1.0, 1.0))
-    assert plan_of(certain).waits(down(UNKNOWN, UNKNOWN), offsets=OFFSETS).cost == pytest.approx(6 + 1 / 12, rel=0.01)
+    assert plan_of(certain).waits(down(UNKNOWN, UNKNOWN), longest_seconds=1800.0).cost == pytest.approx(
+        6 + 1 / 12, rel=0.01
+    )
 
 
 def test_a_move_saves_money_if_the_pool_is_clearly_cheaper_and_enough_work_is_left():
@@ -115,7 +120,7 @@ def test_any_length_of_a_run_has_finite_answers(hours, work):
     boot = min(300.0, hours * 360)
     pools = pools_of(1.0, 2.0, changeover_seconds=boot, least_slack_seconds=2 * boot, lost_by_a_death_seconds=boot)
     plan = plan_of(pools, hours=hours, work=work)
-    waits = plan.waits(down(UNKNOWN, 60), offsets=np.linspace(0.0, min(1800.0, hours * HOUR), 20))
+    waits = plan.waits(down(UNKNOWN, 60), longest_seconds=min(1800.0, hours * HOUR))
     assert 0.0 <= waits.longest_seconds <= 1800.0
     # A grid is a grid: a hundredth of the whole, or a boot or two of a very short run.
     assert 0.0 < waits.cost < 3.0 * (work + 3 * boot / HOUR) * 1.01
@@ -125,5 +130,41 @@ def test_any_length_of_a_run_has_finite_answers(hours, work):
 def test_the_store_of_a_checkpoint_in_another_region_makes_a_pool_dearer():
     pools = pools_of(1.0, 1.05)
     way = in_tuples([[0.8, 0.0]] * 3)
-    near = plan_of(replace(pools, transfer=way)).waits(down(UNKNOWN, UNKNOWN), offsets=OFFSETS).after_seconds
+    near = plan_of(replace(pools, transfer=way)).waits(down(UNKNOWN, UNKNOWN), longest_seconds=1800.0).after_seconds
     assert next(iter(near)) == 1
+
+
+def test_a_run_waits_for_the_best_pool_even_if_no_machine_now_costs_less_than_to_wait():
+    # Half a year of slack: on-demand would be dearer than any wait.
+    plan = plan_of(pools_of(1.0, 1.05), hours=365 * 24, work=180 * 24)
+    waits = plan.waits(down(600, 600), longest_seconds=1800.0)
+    assert waits.longest_seconds > 0
+    assert 0 in waits.after_seconds
+    slow = pools_of(0.3, 0.854, on_demand=1.0, changeover_seconds=7200.0, least_slack_seconds=7800.0)
+    waits = plan_of(slow, hours=24.0, work=1 / 6).waits(down(UNKNOWN, UNKNOWN), longest_seconds=900.0)
+    assert (waits.longest_seconds, list(waits.after_seconds)[:1]) == (900.0, [0])
+
+
+@pytest.mark.parametrize("seconds", [36.0, 72.0, 108.0, 600.0])
+@pytest.mark.parametrize("boot", [120.0, 1800.0, 3600.0])
+def test_the_last_minutes_of_work_are_also_done_on_spot_if_there_is_time(seconds, boot):
+    pools = pools_of(1.0, 1.0, changeover_seconds=boot, least_slack_seconds=2 * boot)
+    waits = plan_of(pools, hours=24.0, work=seconds / HOUR).waits(down(UNKNOWN, UNKNOWN), longest_seconds=900.0)
+    assert waits.longest_seconds > 0
+    assert waits.cost < 3 * (seconds + boot) / HOUR
+
+
+def test_without_a_changeover_a_pool_is_asked_too():
+    pools = pools_of(1.0, 1.2, changeover_seconds=0.0, least_slack_seconds=60.0)
+    waits = plan_of(pools, hours=10.0, work=9.8).waits(down(UNKNOWN, UNKNOWN), longest_seconds=900.0)
+    assert waits.longest_seconds > 0
+    assert 0 in waits.after_seconds
+
+
+def test_a_long_wait_does_not_change_when_the_pools_are_asked():
+    found = []
+    for longest in (7200.0, 36_000.0, 86_400.0):
+        plan = PoolPlan(pools_of(1.0, 1.1), remaining_seconds=24 * HOUR, work_seconds=20 * HOUR, ahead_seconds=longest)
+        found.append(plan.waits(down(UNKNOWN, UNKNOWN), longest_seconds=longest).after_seconds)
+    assert found[0] == found[1] == found[2]
+    assert found[0][1] in (0.0, 300.0)

@@ -133,22 +133,16 @@ def test_a_table_can_keep_only_the_steps_of_the_longest_remaining_times():
     for seconds in (10 * HOUR, 9 * HOUR):
         for all_of_it, kept in zip(whole.at(seconds, HOUR), part.at(seconds, HOUR), strict=True):
             assert np.array_equal(all_of_it, kept)
-    assert np.array_equal(part.at(HOUR, HOUR).stay, part.at(10 * HOUR - 7 * 600, HOUR).stay)
 
 
-def test_hazards_follow_the_intervals_of_a_pool_and_a_limit_bounds_their_weight():
+def test_hazards_follow_the_intervals_of_a_pool_and_other_pools_a_little():
     beliefs = Beliefs(2, Weights())
     before = beliefs.up.rates()
     for _ in range(10):
         beliefs.up.add(0, 0.0, 60.0, has_ended=True)
     after = beliefs.up.rates()
-    beliefs.limit(2.0)
-    limited = beliefs.up.rates()
     young = age_bin(0.0)
-    assert after[0, young] > limited[0, young] > before[0, young]
     assert after[0, young] > after[1, young] > before[1, young]
-    beliefs.limit(2.0)
-    assert np.allclose(beliefs.up.rates(), limited)
 
 
 def test_shares_follow_the_answers_of_a_pool():
@@ -158,3 +152,14 @@ def test_shares_follow_the_answers_of_a_pool():
         beliefs.asked(1, is_granted=True)
     refused, granted = beliefs.shares()
     assert refused < 0.4 < 0.7 < granted
+
+
+@pytest.mark.parametrize(("life", "boot"), [(1800.0, 120.0), (5400.0, 600.0)])
+def test_a_coarse_grid_counts_deaths_and_lost_boots_almost_as_a_fine_one(life, boot):
+    rates = in_tuples(np.full((1, BINS), 1 / life))
+    pools = pools_of(1.0, up_rates=rates, down_rates=in_tuples(np.full((1, BINS), 1 / 60)), shares=(1.0,))
+    pools = replace(pools, changeover_seconds=boot)
+    fine, coarse = (
+        table_of(pools, hours=14.0, step=step).at(14 * HOUR, 6 * HOUR).start[0, -1, 0] for step in (60, 300)
+    )
+    assert coarse == pytest.approx(fine, rel=0.02)
