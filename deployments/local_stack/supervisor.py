@@ -33,8 +33,8 @@ processes."""
 def main() -> None:
     """Read one JSON order per line, and answer with the process id. At the end of standard input, end all processes.
 
-    An order starts a process, or imports the modules that forked processes need. If requested, the process is a fork of
-    this process.
+    An order tells this process to start a process, or to import the modules that forked processes need. If requested,
+    the process is a fork of this process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The owner handles Ctrl-C on the terminal.
     signal.signal(signal.SIGTERM, _leave)

@@ -143,7 +143,7 @@ def _result_of(item: Item) -> Result:
     if found:
         return found[0]
     reason = f"no answer within {duration(item.limit_seconds)}"
-    return fail(reason, fix="check the disk, the network or the service that this check uses: it may hang.")
+    return fail(reason, fix="look at the disk, the network or the service that this check uses. One of them may hang.")
 
 
 def _look(item: Item, found: list[Result]) -> None:

@@ -38,7 +38,7 @@ class Round:
     stored: str | None
     """The bytes of the object after the race. The value is None if there is no object."""
     racers: tuple[str, ...] = ()
-    """The bytes of every racer."""
+    """The content that each of the racing writers tried to store."""
 
 
 def judge(rounds: Sequence[Round], *, racers: int) -> Result:

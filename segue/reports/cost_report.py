@@ -55,7 +55,7 @@ class CostReport(Value):
         None, description="Cost of the same steps on on-demand alone, including one start; None before the first step."
     )
     expected_share: float | None = Field(
-        None, description="Cost that the first decision with an estimate expected, as a share of the on-demand cost."
+        None, description="Expected cost in the first decision that has an estimate, as a share of the on-demand cost."
     )
     startup_seconds: float = Field(ge=0, description="Paid seconds before the first new step of each attempt.")
     lost_seconds: float = Field(ge=0, description="Training seconds of lost steps, which must be run again.")

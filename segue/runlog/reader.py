@@ -212,7 +212,7 @@ def _end_of(numbers: set[int], *, start: int) -> int:
     end = start
     for number in sorted(numbers):
         if number - end > _WIDEST_GAP_SLOTS:
-            log.warning("log records after a gap ignored gap_slots=%d from_slot=%d", _WIDEST_GAP_SLOTS, number)
+            log.warning("ignoring the log records after a gap gap_slots=%d from_slot=%d", _WIDEST_GAP_SLOTS, number)
             break
         end = number + 1
     return end

@@ -40,7 +40,7 @@ def refuse_hopeless(
         between = duration(here.at_risk_seconds)
         raise HopelessPlanError(
             reason="at_risk_longer_than_life",
-            why=f"two commits are up to {between} apart, longer than {life}: most machines commit nothing.",
+            why=f"{life}, is shorter than the {between} between two commits: most machines commit nothing.",
             fix="lower checkpoints.every_seconds, every_steps or max_work_at_risk_seconds.",
         )
 

@@ -269,7 +269,7 @@ def test_a_picture_of_a_dozen_runs_is_a_png(desk):
         ),
         (
             ["--deadline", "+40h", "--traces", "short.json"],
-            "two commits are up to 5.2 min apart, longer than the mean life of a spot machine",
+            "is shorter than the 5.2 min between two commits: most machines commit nothing",
         ),
         (["--deadline", "2026-12-01T06:00:00"], "deadline: '2026-12-01T06:00:00' has no time zone; add one, e.g. Z"),
         (["--deadline", "soon"], "deadline: 'soon' is not a time; write +2h"),

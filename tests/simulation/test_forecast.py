@@ -270,7 +270,7 @@ def test_commits_further_apart_than_a_spot_machine_lives_are_refused(life, hopel
         return
     with pytest.raises(
         HopelessPlanError,
-        match=r"two commits are up to 5\.2 min apart, longer than the mean life of a spot machine, 5\.2 min",
+        match=r"the mean life of a spot machine, 5\.2 min, is shorter than the 5\.2 min between two commits",
     ) as caught:
         refuse_hopeless(asked, here(asked), now=START, life_seconds=life)
     assert caught.value.reason == "at_risk_longer_than_life"

@@ -74,7 +74,7 @@ class CarriedName:
 
     @property
     def path(self) -> str:
-        """The key of the variable. The key is equal in later attempts."""
+        """The key of the variable. The key stays the same in later attempts."""
         return f"{self.function}:{self.name}"
 
     @property
