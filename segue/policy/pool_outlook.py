@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import datetime
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from segue.policy.availability import (
     preemptions,
     wait_of,
 )
-from segue.policy.estimates import Situation, keeps_machine_of, usual_changeover_seconds
+from segue.policy.estimates import Situation, keeps_machine_of, save_seconds, usual_changeover_seconds
 from segue.policy.pool_choice import PoolChoice
 from segue.policy.rules.pool_beliefs import UNKNOWN_AGE_SECONDS, Beliefs, Weights
 from segue.policy.rules.pool_plan import PoolPlan, in_tuples
@@ -36,6 +37,8 @@ from segue.units import money
 
 _STILL_DOWN_SECONDS = 900.0
 """For this number of seconds after a pool was last observed down, it counts as down."""
+_NEWEST = 5
+"""Number of newest hand-overs and attempts that count."""
 _DIGITS = 2
 """Digits to which measured seconds are rounded up, so that a solved table can be used again."""
 
@@ -139,6 +142,24 @@ def pools_to_move_to(
     return tuple(names[pool] for pool in order)
 
 
+def handover_seconds(history: History) -> float:
+    """Return the seconds from the record of a hand-over to the first new step of the standby.
+
+    The value is the median of the newest hand-overs of the run. If there was none, it is the time of a save and the
+    usual time from a claim to the first new step, which is longer because the process of a standby is booted already.
+    """
+    seen, usual = [], [report.startup_seconds for report in history.last_reports() if report.train_steps > 0]
+    for attempt in history.attempts:
+        decided = history.decision_of(attempt.claim.segment, attempt.claim.attempt)
+        standby = decided.plan.standby if decided is not None and decided.plan is not None else None
+        at = next((each.written_at for each in history.handovers if standby and each.standby == standby), None)
+        if at is not None and attempt.report is not None and attempt.report.train_steps > 0:
+            seen.append((attempt.claim.written_at - at).total_seconds() + attempt.report.startup_seconds)
+    if seen:
+        return max(median(seen[-_NEWEST:]), 0.0)
+    return (save_seconds(history) or 0.0) + (median(usual[-_NEWEST:]) if usual else 0.0)
+
+
 def _names(spec: RunSpec) -> list[str]:
     return [pool.deployment for pool in spec.pools.spot]
 
@@ -191,6 +212,7 @@ def _plan_of(spec: RunSpec, history: History, here: Situation) -> PoolPlan:
         changeover_seconds=_rounded_up(here.expected_changeover_seconds),
         least_slack_seconds=_rounded_up(least),
         lost_by_a_death_seconds=_rounded_up(lost),
+        handover_seconds=_rounded_up(handover_seconds(history)),
         moves="overlapping" if spec.policy.handover else "none",
         **history.once(_believed, spec),
     )

@@ -8,9 +8,16 @@ import pytest
 from segue.policy.estimates import situation
 from segue.policy.handover import standby_pools
 from segue.policy.outlook import wants_spot
-from segue.policy.pool_outlook import _age_seconds, _believed, _down_seconds, plans_pools, pools_to_move_to
+from segue.policy.pool_outlook import (
+    _age_seconds,
+    _believed,
+    _down_seconds,
+    handover_seconds,
+    plans_pools,
+    pools_to_move_to,
+)
 from segue.records import Capacity, StopReason
-from segue.runlog.entries import StartEntry
+from segue.runlog.entries import HandoverEntry, StartEntry
 from tests.support.histories import Logbook, make_spec
 
 A, B, C = "segment/a", "segment/b", "segment/c"
@@ -188,6 +195,24 @@ def test_a_pool_whose_request_was_withdrawn_before_a_machine_could_boot_was_not_
     assert shares[0] > shares[1]
     assert shares[1] == shares[2] >= before[1]
     assert np.isinf(_down_seconds(book.spec, book.history, now=book.now)[1:]).all()
+
+
+def test_the_seconds_of_a_hand_over_are_measured_in_the_run():
+    book = log(1.0, 2.0)
+    book.attempt(StopReason.LOST, deployment=B, train_steps=5, train_seconds=180.0, startup_seconds=40.0)
+    assert handover_seconds(book.history) == 40.0
+    plan = book.plan(ON_DEMAND, pools=())
+    name = book.claim(plan)
+    facts = {"segment": plan.segment, "attempt": plan.attempt, "deployment": A, "standby": "s0"}
+    book.write(HandoverEntry, reason="spot again", **facts)
+    book.seconds += 3.0
+    book.commit(name, 20)
+    book.report(plan, StopReason.BOUND, attempt_id=name, to_step=20)
+    plan = book.plan(SPOT, deployment=A, pools=(), standby="s0")
+    name = book.claim(plan)
+    book.seconds += 60.0
+    book.report(plan, StopReason.LOST, attempt_id=name, train_steps=1, train_seconds=36.0, startup_seconds=2.0)
+    assert handover_seconds(book.history) == 5.0
 
 
 def test_a_machine_that_was_kept_at_planned_ends_is_as_old_as_all_its_segments():

@@ -63,6 +63,8 @@ class Pools:
     shares: tuple[float, ...]
     """The probability that a pool that was not asked for a while is up."""
     lost_by_a_death_seconds: float = 0.0
+    handover_seconds: float = 0.0
+    """Seconds of an overlapping move in which neither machine makes progress."""
     moves: Moves = "by_restart"
 
 
@@ -257,8 +259,12 @@ class _Solving:
         found = []
         for kind, survives in enumerate(self._survives):
             share = survives + (1 - survives) * _WASTED_SHARE
-            then = self._prices[:, None] * boot * share + survives * self._booted(kind, work)
-            found.append(way[:, :, None] + paid + then[None] + (1 - survives)[None] * stays[:, None])
+            boots = self._prices[:, None] * boot * share
+            # The new machine pays the hand-over as work, because it has less slack at the same time.
+            then = self._less_slack(self._booted(kind, work), pools.handover_seconds)
+            handed = survives[None] * own_prices[:, None, None] * pools.handover_seconds
+            moved = way[:, :, None] + paid + handed + (boots + survives * then)[None]
+            found.append(moved + (1 - survives)[None] * stays[:, None])
         move = np.array(found)
         # What is known of the other pools is lost in a move, so a move to a dearer pool could seem to be a gain.
         move[:, self._prices[None] >= own_prices[:, None]] = NEVER

@@ -16,6 +16,7 @@ from segue.clock import SystemClock
 from segue.controller.steps import open_run, request_stop
 from segue.policy.availability import intervals
 from segue.policy.handover import CHEAPER_SPOT
+from segue.policy.pool_outlook import handover_seconds
 from segue.policy.spending import charges_of
 from segue.prefect.state_words import in_words
 from segue.records import StopReason, VerdictKind
@@ -180,6 +181,7 @@ def test_a_run_on_a_dear_pool_moves_to_the_cheaper_one_when_that_gives_a_machine
     assert [entry.plan.deployment for entry in history.decisions if entry.plan] == ["segment/spot", LATE]
     assert [entry.reason for entry in history.decisions][1] == CHEAPER_SPOT
     assert ("over all pools" in history.decisions[0].reason) == (deadline_hours is not None)
+    assert 0.0 < handover_seconds(history) < 240.0
     assert first.lost_steps == second.lost_steps == 0
     assert first.to_step == second.from_step > 20
     assert history.attempts[1].verdict.kind is VerdictKind.EXACT

@@ -80,6 +80,15 @@ def test_a_move_to_a_dearer_pool_and_a_start_on_a_pool_dearer_than_on_demand_are
     assert (costs.move[:, -1, 2] > NEVER / 2).all()
 
 
+def test_a_hand_over_takes_slack_and_is_paid_twice():
+    pools = pools_of(1.0, 2.0, up_rates=NEVER_ENDS, down_rates=NEVER_ENDS)
+    tables = (table_of(replace(pools, handover_seconds=seconds)) for seconds in (0.0, 360.0))
+    free, measured = (table.at(10 * HOUR, 4 * HOUR).move[0, -1, 0] for table in tables)
+    assert measured - free == pytest.approx((1 + 3) * 0.1, rel=1e-3)
+    little = table_of(replace(pools, handover_seconds=3600.0), step=300.0).at(10 * HOUR, 0.9 * HOUR)
+    assert little.move[0, -1, 0] > NEVER / 2
+
+
 def test_without_moves_a_run_stays_where_it_is():
     none, moving = (
         table_of(pools_of(1.0, 2.0, moves=moves)).at(10 * HOUR, 4 * HOUR) for moves in ("none", "overlapping")
