@@ -6,6 +6,7 @@ If a run with the policy PLAN has several spot pools and a deadline, PLAN plans 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from itertools import takewhile
 
@@ -73,9 +74,7 @@ def outlook(
     """
     kept = pool.deployment if pool is not None and pool.is_kept else None
     planned = pool_outlook(spec, history, here, now=now, kept=kept)
-    if planned is not None:
-        return planned
-    asked, awaited = (pool.asked, pool.awaited) if pool is not None else (None, None)
+    asked, awaited = (pool.asked, pool.awaited) if pool is not None and planned is None else (None, None)
     job = job_of(spec, history, here, now=now, deployment=asked)
     if job is None or here.remaining_seconds is None or here.work_seconds is None:
         return None
@@ -90,6 +89,8 @@ def outlook(
     policy = named_policy(spec.policy.name, dict(spec.policy.parameters))
     leaves = np.flatnonzero(_capped(policy, spec).choose(view) == Mode.ON_DEMAND)
     share = policy.cost_share(view.only(offsets == 0.0)) if isinstance(policy, Plan) else None
+    if planned is not None:
+        return replace(planned, cost_share=share)
     return Outlook(float(offsets[leaves[0]]) if len(leaves) else longest, share)
 
 

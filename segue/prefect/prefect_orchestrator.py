@@ -17,13 +17,7 @@ from prefect.states import Cancelled, Cancelling
 from segue.errors import OrchestratorError
 from segue.policy.queueing import Queues
 from segue.policy.starts import StartNumbers
-from segue.prefect.api import (
-    SILENCE,
-    create_flow_run,
-    is_cancelled,
-    quick_client,
-    require_silence,
-)
+from segue.prefect.api import SILENCE, create_flow_run, is_cancelled, quick_client, require_silence
 from segue.prefect.messenger import Message, Messenger
 from segue.prefect.queues.answers import Answers
 from segue.prefect.queues.flow_run_start import StartTimes, said_of_start, why_refused

@@ -108,16 +108,14 @@ def forecast_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _pool_lines(facts: dict[str, Any], currency: str) -> list[tuple[str, str]]:
     """Return one line for each spot pool, if there are several. The pools are in the order in which they are asked."""
-    pools, share = facts["pools"], facts["cost_share_over_pools"]
+    pools = facts["pools"]
     if len(pools) < 2:
         return []
     lines = []
-    if share is not None:
-        cost = money(share * facts["on_demand_cost"], currency)
-        lines.append(
-            ("over all pools", f"{cost}, {share:.0%} of on-demand only: PLAN expects this cost from its hazards")
-        )
-    not_asked = "the pools before it give no machine" if share is None else "the deadline is nearer"
+    not_asked = "is asked if the pools before it give no machine"
+    if facts["plans_pools_together"]:
+        is_on_demand = all(pool["asked_after_seconds"] is None for pool in pools)
+        not_asked = "is not asked: on-demand costs less now" if is_on_demand else "is asked if less slack is left"
     for pool in pools:
         after = pool["asked_after_seconds"]
         asked = not_asked

@@ -99,7 +99,7 @@ def plan_ahead(
     expected = forecast.forecast(spec, here, rows, job=job, lost_seconds=lost, on_policy=on_policy)
     moments = forecast.latest_moments(spec, here)
     together = pool_outlook(spec, asked.history, here, now=asked.now)
-    found += _notes_on(spec, asked.history, expected, job, has_cost_over_pools=together is not None)
+    found += _notes_on(spec, asked.history, expected, job)
     if spec.pools.price_ratio <= 1:
         found += ("no spot pool is cheaper than on-demand",)
     elif not clamp.permits_spot(here):
@@ -110,7 +110,7 @@ def plan_ahead(
     facts |= {"cadence": cadence.reason, "cadence_interval_seconds": cadence.interval_seconds}
     facts |= {"life_seconds": life.mean_seconds, "lost_by_a_death_seconds": lost}
     names = [r.name for r in rows] if given else [PRIOR]
-    facts |= {"pools": _pools(asked, here, together), "cost_share_over_pools": together and together.cost_share}
+    facts |= {"pools": _pools(asked, here, together), "plans_pools_together": together is not None}
     facts |= {"traces": names, "runs": runs, "seed": seed, "notes": [*notes, *found]}
     drawn = forecast.sample(spec, here, rows, job=job, lost_seconds=lost)
     return Plan(facts, expected, drawn, moments.get("latest_safe_moment"))
@@ -167,9 +167,7 @@ def _pools(asked: _Asked, here: Situation, together: Outlook | None) -> list[dic
     return sorted(found, key=lambda each: asked_at.get(each["deployment"], len(after)))
 
 
-def _notes_on(
-    spec: RunSpec, history: History, expected: Forecast, job: Job, *, has_cost_over_pools: bool
-) -> tuple[str, ...]:
+def _notes_on(spec: RunSpec, history: History, expected: Forecast, job: Job) -> tuple[str, ...]:
     """Return notes on the limits of the figures."""
     notes: tuple[str, ...] = ()
     cap, cost = spec.budget.per_run, expected.policies[0].cost
@@ -182,9 +180,7 @@ def _notes_on(
             f"little of it in {duration(job.total_seconds)} and are counted as finished on on-demand",
         )
     if len(spec.pools.spot) > 1:
-        beside = ", beside the cost over all pools" if has_cost_over_pools else ""
-        only = f"of several spot pools only the cheapest is simulated{beside}"
-        notes += (f"{only}; a run that asks them all waits for less time",)
+        notes += ("of several spot pools only the cheapest is simulated; a run that asks them all waits for less time",)
     return notes
 
 

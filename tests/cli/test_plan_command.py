@@ -38,7 +38,7 @@ FEW = ("--runs", "20")
 FACTS = """run policy committed_step steps step_seconds step_seconds_basis work_seconds changeover_seconds deadline
 remaining_seconds slack_seconds cost cost_p5 cost_p95 cost_share on_demand_cost late_share preemptions lost_seconds
 finish latest_safe_moment latest_spot_start cadence cadence_interval_seconds life_seconds lost_by_a_death_seconds
-traces runs seed notes policies comes_to now currency pools cost_share_over_pools"""
+traces runs seed notes policies comes_to now currency pools plans_pools_together"""
 
 
 @pytest.fixture
@@ -186,11 +186,11 @@ def test_of_several_pools_each_is_told_in_the_order_of_the_requests_and_a_note_n
     assert (after[0], after[2]) == (0.0, None)
     assert after[1] > 0
     [note] = facts["notes"]
-    assert note.startswith("of several spot pools only the cheapest is simulated, beside the cost over all pools")
-    assert 10 / 30.3 < facts["cost_share_over_pools"] < facts["cost_share"]
+    assert note.startswith("of several spot pools only the cheapest is simulated; a run that asks them all ")
+    assert facts["plans_pools_together"]
     desk.write("other.toml", SEVERAL.replace("[policy]\n", '[policy]\nname = "slack_age"\n'))
     alone = desk.told("plan", "other.toml", "--deadline", "+20h", *FEW)
-    assert alone["cost_share_over_pools"] is None
+    assert not alone["plans_pools_together"]
     said = desk.run("plan", "pools.toml", "--deadline", "+20h", *FEW).out
     assert "spot pool  s/b is asked at once: 1.10 USD per hour of useful work, mean life 90 min, " in said
     assert "spot pool  s/c is not asked, because it costs more than on-demand: " in said

@@ -38,8 +38,6 @@ class Waits:
     """Seconds until on-demand is cheaper, if no spot machine comes. The value is 0 if on-demand is cheaper at once."""
     after_seconds: dict[int, float]
     """The pools on which the attempt is requested, in order, with the times of the requests."""
-    cost: float
-    """The expected cost from now to the goal."""
 
 
 class PoolPlan:
@@ -80,7 +78,7 @@ class PoolPlan:
         if longest < boot and any(not known[pool] for pool in first):
             # A pool that was not asked for a while may have a machine at once.
             longest = min(max(boot, 1.0), longest_seconds)
-            return Waits(longest, dict.fromkeys(first, 0.0), self._cost(down_seconds))
+            return Waits(longest, dict.fromkeys(first, 0.0))
         if not first and longest > 0:
             # To wait costs less than any machine now, and a run can wait only for a pool.
             _, starts, _ = self._without_machine(down_seconds, 0.0)
@@ -88,7 +86,7 @@ class PoolPlan:
             first = {best: 0.0} if starts[best] < NEVER / 2 else {}
         after = self._after_seconds(down_seconds, first)
         asked = {pool: at for pool, at in after.items() if at <= longest}
-        return Waits(longest if asked else 0.0, asked, self._cost(down_seconds))
+        return Waits(longest if asked else 0.0, asked)
 
     def savings(self, place: int | None, age_seconds: float, up_seconds: Floats) -> Floats:
         """Return the money that a move to each pool saves, if the pool has a machine now and has been up for so long.
@@ -152,16 +150,6 @@ class PoolPlan:
             return self._pools.shares[pool]
         rate = self._pools.down_rates[pool][age_bin(down_seconds)]
         return -math.expm1(-rate * self._pools.changeover_seconds)
-
-    def _cost(self, down_seconds: Floats) -> float:
-        """The expected cost if the pools are asked one after the other."""
-        rest, starts, _ = self._without_machine(down_seconds, 0.0)
-        cost, none_has_one = 0.0, 1.0
-        for pool in np.argsort(starts):
-            chance = self._pools.shares[pool] if not math.isfinite(down_seconds[pool]) else 0.0
-            cost += none_has_one * chance * min(float(starts[pool]), rest)
-            none_has_one *= 1 - chance
-        return float(cost + none_has_one * rest)
 
 
 def _table_for(pools: Pools, remaining_seconds: float, slack_seconds: float, ahead_seconds: float) -> Table:
