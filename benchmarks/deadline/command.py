@@ -112,15 +112,20 @@ def _beside(yardstick: str, data: Path | None, *, starts: int, jobs: int | None,
         raise typer.Exit(1)
 
 
-def _show_zones(report: Mapping[str, Any], to: Console) -> None:
-    """Print one row per group of zones."""
+def _table(report: Mapping[str, Any], first: str, *others: str) -> Table:
+    """One row for each object of a report, with its name in the first column."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
-    for name in ("zones", "runs", "x best zone", "x mean zone"):
-        table.add_column(name, justify="left" if name == "zones" else "right")
+    for name in (first, *others):
+        table.add_column(name, justify="left" if name == first else "right")
     for name, row in report.items():
         if isinstance(row, dict):
             table.add_row(name, *(str(value) for value in row.values()))
-    to.print(table)
+    return table
+
+
+def _show_zones(report: Mapping[str, Any], to: Console) -> None:
+    """Print one row per group of zones."""
+    to.print(_table(report, "zones", "runs", "x best zone", "x mean zone"))
     to.print(
         "PLAN over the zones, divided by the least cost in hindsight on one zone alone: on the best zone, and the mean "
         f"of the zones; late: {report['late']} of {report['runs']} runs"
@@ -129,13 +134,7 @@ def _show_zones(report: Mapping[str, Any], to: Console) -> None:
 
 def _show_beside(report: Mapping[str, Any], to: Console) -> None:
     """Print one row per point of the published sweeps, and the cross-check."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
-    for name in ("point", "cases", "their optimum, $", "PLAN", "SkyNomad", "UP(S)", "least"):
-        table.add_column(name, justify="left" if name == "point" else "right")
-    for name, row in report.items():
-        if isinstance(row, dict):
-            table.add_row(name, *(str(value) for value in row.values()))
-    to.print(table)
+    to.print(_table(report, "point", "cases", "their optimum, $", "PLAN", "SkyNomad", "UP(S)", "least"))
     to.print(
         "ratios of totals over the optimum that the artifact publishes, without the tick in which the work ends, as "
         "published; least: the exact least cost"

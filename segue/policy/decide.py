@@ -267,8 +267,8 @@ def _by_policy(
 def _expects(spec: RunSpec, ahead: Outlook) -> str:
     if ahead.cost_share is None:
         return f"policy {spec.policy.name}"
-    alone = " with the cheapest pool alone" if ahead.pool is not None else ""
-    return f"PLAN expects the rest to cost {ahead.cost_share:.0%} of what it costs on on-demand alone{alone}"
+    pool = "with the cheapest spot pool alone, " if ahead.pool is not None else ""
+    return f"{pool}PLAN expects the rest to cost {ahead.cost_share:.0%} of what it costs on on-demand alone"
 
 
 def numbers_of_next(history: History, *, parent: CheckpointRef | None) -> tuple[int, int]:

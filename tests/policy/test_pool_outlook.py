@@ -58,7 +58,7 @@ def test_a_decision_says_when_each_pool_is_asked_and_what_the_rest_costs_with_th
     assert [each.after_seconds for each in made.plan.pools][:2] == [0.0, 0.0]
     assert made.plan.pools[2].after_seconds > 0
     assert f"PLAN over 3 pools asks {A} first; also requested on {B} and {C} after " in made.reason
-    assert "of what it costs on on-demand alone with the cheapest pool alone" in made.reason
+    assert "; with the cheapest spot pool alone, PLAN expects the rest to cost " in made.reason
     # The cost with the cheapest pool alone, which is not too low.
     assert made.numbers["expected_cost_share"] == log(1.0).ask().numbers["expected_cost_share"]
 

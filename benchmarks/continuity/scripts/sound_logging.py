@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+import weakref
 from collections import Counter, defaultdict, deque
 from typing import Any
 
@@ -100,7 +101,9 @@ def log_file(config: Config) -> Recipe:
         file.write(f"{step} {time.time()}\n")
         file.flush()
 
-    return recipe(after_step=after_step)
+    made = recipe(after_step=after_step)
+    weakref.finalize(made, file.close)  # Some tests make many recipes in one process.
+    return made
 
 
 @sound("CSV of results on disk")

@@ -25,6 +25,7 @@ from benchmarks.deadline.policies import HOUR, PRICE_RATIO
 from benchmarks.deadline.skynomad.cases import Case, Zone
 from benchmarks.deadline.skynomad.plan import PlanOverPools
 from benchmarks.deadline.skynomad.world import Machine, World
+from segue.errors import TraceError
 from segue.policy.rules.view import Job
 from segue.simulation.traces import Trace, read_traces
 
@@ -102,9 +103,12 @@ def measure(folder: Path, *, starts: int, jobs: int, say: Callable[[str], None],
     """Run every group and setting; one row per group, and one for all groups of two and of three zones.
 
     Raises:
-        TraceError: the traces cannot be read.
+        TraceError: the traces cannot be read, or no two of them are zones of one type.
     """
     groups = list(groups_of(read_traces(folder)))
+    if not groups:
+        why = "has no two traces that differ only in their zone and cover the same time"
+        raise TraceError(source=str(folder), why=why, fix="give a folder with the traces of several zones of one type.")
     asked = [(group, share) for group in groups for share in SHARES]
     rows = []
     with workers(jobs) as pool:

@@ -18,8 +18,11 @@ from segue.policy.rules.pool_table import NEVER, Costs, Pools, Table, solve
 from segue.policy.rules.view import Floats
 
 _USEFUL_SLACK_SECONDS, _USEFUL_STARTS = 12 * 3600.0, 20
+"""Slack that a table covers at least, in seconds and in starts, even if little work is left."""
 _COARSEST_SECONDS, _FEWEST_STEPS, _MOST_STEPS = 300.0, 200, 2000
+"""The longest step of a table in seconds, and the least and the largest number of steps. The number counts more."""
 _SLACK_PARTS, _SLACK_STEPS = 5, 120
+"""Steps of slack: at most this number for each step of time, and about this number in all."""
 _ROUNDED_STEPS = 32
 """A table begins at a multiple of this number of steps, so that it can be used again."""
 _GRID = 1.2
@@ -55,7 +58,7 @@ class PoolPlan:
         # More slack than this is worth nothing: spot comes before it is used.
         useful = max(work_seconds, _USEFUL_SLACK_SECONDS, _USEFUL_STARTS * (pools.least_slack_seconds + boot))
         horizon = work_seconds + min(slack, useful)
-        self._pools, self._work = pools, work_seconds
+        self._pools = pools
         self._beyond = max(remaining_seconds - horizon, 0.0)
         """Time beyond the horizon is not in the table. In this time, nothing has to be decided."""
         self._remaining, self._slack = horizon, horizon - work_seconds

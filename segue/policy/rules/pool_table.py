@@ -93,11 +93,6 @@ class Table:
     def __init__(self, steps: list[Costs], *, first: int, step_seconds: float, slack_step_seconds: float) -> None:
         self._steps, self._first, self._step, self._slack_step = steps, first, step_seconds, slack_step_seconds
 
-    @property
-    def longest_seconds(self) -> float:
-        """The longest remaining time in the table."""
-        return (self._first + len(self._steps) - 1) * self._step
-
     def at(self, remaining_seconds: float, slack_seconds: float) -> Costs:
         """Return the costs at one moment, linear in the slack, and in the remaining time for the same work."""
         work = max(remaining_seconds - slack_seconds, 0.0)

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.deadline.skynomad.cases import Case, Zone
 from benchmarks.deadline.skynomad.world import Machine
 from benchmarks.deadline.skynomad.zones import Overlapping, groups_of, measure
+from segue.errors import TraceError
 from segue.simulation.traces import read_traces
 
 TICK = 600.0
@@ -78,3 +79,9 @@ def test_the_report_has_each_group_and_no_run_is_late(tmp_path):
     assert three["ours_vs_mean_zone"] <= three["ours_vs_best_zone"]
     # No run pays less than for its work and one boot, or much more than on-demand alone.
     assert 0.3 < three["ours_vs_best_zone"] < 1.6
+
+
+def test_traces_that_are_no_zones_of_one_type_are_refused(tmp_path):
+    write(tmp_path, "a22-us-west-2a_k80_1", [1] * 20)
+    with pytest.raises(TraceError, match="has no two traces that differ only in their zone"):
+        measure(tmp_path, starts=1, jobs=1, say=lambda _: None)
