@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from segue.records import Capacity, StopReason
+from segue.records import Capacity, SegmentReport, StopReason
 from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import History
 
@@ -34,6 +34,19 @@ def preemptions(history: History) -> int:
     return sum(
         r.stop_reason.is_preemption and r.got_capacity and r.capacity is Capacity.SPOT for r in history.last_reports()
     )
+
+
+def died_in_place(history: History) -> list[SegmentReport]:
+    """Return the newest attempts in a row that got a machine and ended without a commit, the newest first."""
+    died = []
+    for report in reversed(history.fresh_reports):
+        if not report.got_capacity:
+            continue  # Such an attempt shows nothing about the run.
+        has_committed = any(each.ref.attempt_id == report.attempt_id for each in history.checkpoints)
+        if not report.stop_reason.is_preemption or has_committed:
+            break
+        died.append(report)
+    return died
 
 
 def intervals(history: History) -> tuple[Interval, ...]:
@@ -147,6 +160,15 @@ class OpenDownInterval:
 
     begun_at: datetime
     observed_until: datetime
+
+
+def seconds_without_spot(history: History, *, now: datetime) -> float:
+    """Return the seconds since the run last had a spot machine, or since it first asked for one.
+
+    Return 0 while the run has a spot machine, as far as the log tells, and before the first wait was given up.
+    """
+    down = open_down_interval(history, None)
+    return 0.0 if down is None else max((now - down.begun_at).total_seconds(), 0.0)
 
 
 def open_down_interval(

@@ -1,8 +1,10 @@
 """Decides what to do after a broken resume: try again, then resume from one older checkpoint, then stop the run.
 
-The module is pure. The reason is that a kill at a bad moment, or a flipped bit in memory, does not happen twice in a
-row. If the resume from the older checkpoint is also broken, the fault is in the recipe, and another machine would not
-help.
+Also decides whether an attempt rehearses a resume, and whether a rehearsal ends the run.
+
+The module is pure. The reason for the order is that a kill at a bad moment, or a flipped bit in memory, does not happen
+twice in a row. If the resume from the older checkpoint is also broken, the fault is in the recipe, and another machine
+would not help.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from segue.continuity.recipe_diff import CHANNEL
-from segue.records import VerdictKind
+from segue.records import Verdict, VerdictKind
 from segue.runlog.entries import VerdictEntry
 from segue.runlog.history import Checkpoint, History
+from segue.spec import RunSpec
 
 SET_ASIDE = "resumes from it were broken, and one from an older checkpoint was not"
 """The reason that recovery gives when it quarantines a checkpoint.
@@ -85,3 +88,26 @@ def _after_last(history: History, checkpoint: Checkpoint) -> list[VerdictEntry]:
 
 def _what(entry: VerdictEntry) -> str:
     return entry.verdict.findings[0].sentence
+
+
+def is_rehearsal_due(spec: RunSpec, history: History, *, ranks: int) -> bool:
+    """Whether an attempt should rehearse.
+
+    It should if no resume of the run was replayed yet, by a rehearsal or by an attempt. Runs with several ranks do not
+    rehearse, because a rehearsal would need as many processes again. Programs do not rehearse either, because a second
+    process would repeat everything that the program does besides training.
+    """
+    continuity = spec.continuity
+    if continuity.rehearsal == "off" or not continuity.witness_steps or ranks > 1 or spec.recipe is None:
+        return False
+    return not history.drills and not any(entry.verdict.rows_compared for entry in history.resumes)
+
+
+def verdict_to_stop(spec: RunSpec, history: History) -> Verdict | None:
+    """Return the verdict of a rehearsal that ends the run.
+
+    Return None if the run may continue, or count as finished.
+    """
+    # A run that was started again rehearses again, unless no step is left to make.
+    is_of_this_run = bool(history.drills) or history.is_committed(spec)
+    return history.broken_drill if spec.continuity.rehearsal == "stop" and is_of_this_run else None

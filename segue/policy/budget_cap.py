@@ -132,16 +132,14 @@ def expected_cost(spec: RunSpec, history: History, here: Situation, *, now: date
     """
     if here.work_seconds is None:
         return None
-    pools = pools_now(spec, history)
-    work = here.work_seconds / (1 + spec.policy.margin_share)
-    alone = (work + here.expected_changeover_seconds) * pools.on_demand_price / HOUR
+    pools, alone = pools_now(spec, history), _cost_alone(spec, history, here)
     if spec.policy.name == "on_demand_only" or pools.price_ratio <= 1 or not clamp.permits_spot(here):
         return alone
     if here.remaining_seconds is not None:
         share = _plan_share(spec, history, here, now=now)
         return alone if share is None else share * alone
     known = pools_of(pools, history, here, now=now)
-    return min(paid_per_hour_of_work(pool, here=here) for pool in known) * work / HOUR
+    return min(paid_per_hour_of_work(pool, here=here) for pool in known) * _work_seconds(spec, here) / HOUR
 
 
 def reason_to_end(spec: RunSpec, history: History, here: Situation, purse: Purse, *, price: float) -> str | None:
@@ -176,15 +174,22 @@ def warning_of(spec: RunSpec, purse: Purse) -> str:
     return f"the budget {end}: {purse.shortage()}"
 
 
-def forbids_on_demand(spec: RunSpec, purse: Purse) -> bool:
-    """Whether on-demand up to the goal cannot be paid. If so, the deadline is no reason to buy on-demand."""
-    is_asked = spec.deadline is not None and spec.budget.is_cap
-    return is_asked and purse.expected_cost is not None and purse.expected_cost > purse.left
+def forbids_on_demand(spec: RunSpec, history: History, here: Situation, purse: Purse) -> bool:
+    """Whether the rest of the run cannot be paid if it uses on-demand now.
+
+    If so, neither the deadline nor a long wait for spot is a reason to buy on-demand.
+    """
+    if not spec.budget.is_cap:
+        return False
+    if spec.deadline is not None:
+        return purse.expected_cost is not None and purse.expected_cost > purse.left
+    return here.work_seconds is not None and _cost_alone(spec, history, here) > purse.left
 
 
 def without_deadline(spec: RunSpec, here: Situation) -> tuple[RunSpec, Situation]:
-    """Return the situation of the same run if it had no deadline."""
-    free = spec.model_copy(update={"deadline": None})
+    """Return the situation of the same run if it had no deadline and no limit of the wait for spot."""
+    policy = spec.policy.model_copy(update={"max_wait_seconds": None})
+    free = spec.model_copy(update={"deadline": None, "policy": policy})
     return free, replace(here, remaining_seconds=None, probe_seconds=None)
 
 
@@ -217,6 +222,17 @@ def affordable_pools(
     if purse.affordable_seconds(dearest) >= needed:
         return pool
     return replace(choose_pool(spec, history, here, now=now), requests=())
+
+
+def _cost_alone(spec: RunSpec, history: History, here: Situation) -> float:
+    """Return the cost of the rest of the run on on-demand alone."""
+    seconds = _work_seconds(spec, here) + here.expected_changeover_seconds
+    return seconds * pools_now(spec, history).on_demand_price / HOUR
+
+
+def _work_seconds(spec: RunSpec, here: Situation) -> float:
+    """Return the seconds of work that are expected, without the margin of the deadline."""
+    return (here.work_seconds or 0.0) / (1 + spec.policy.margin_share)
 
 
 def _plan_share(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> float | None:

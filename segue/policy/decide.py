@@ -9,16 +9,22 @@ from typing import TYPE_CHECKING
 
 from segue.policy import budget_cap, clamp, failure_classes, queueing, refusals
 from segue.policy.anomalies import reason_to_give_up, rollback_reason, skips_of
-from segue.policy.availability import preemptions
-from segue.policy.broken_resumes import next_recovery_step
+from segue.policy.availability import died_in_place, preemptions
+from segue.policy.broken_resumes import next_recovery_step, verdict_to_stop
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import handover_to
 from segue.policy.planned_ends import PlannedEnd, kept_pool, planned_end
 from segue.policy.pool_choice import PoolChoice, choose_pool, others_in_words
 from segue.policy.queueing import Queues
-from segue.policy.rehearsals import verdict_to_stop
 from segue.policy.spending import pools_now
-from segue.records import Capacity, CheckpointRef, PoolRequest, SegmentPlan, SegmentReport, StopReason
+from segue.policy.wait_limit import (
+    booted_seconds,
+    choice_without_deadline,
+    gives_up,
+    is_only_spot_in_time,
+    wait_seconds,
+)
+from segue.records import Capacity, CheckpointRef, PoolRequest, SegmentPlan, StopReason
 from segue.runlog.entries import Action, HandoverEntry
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -60,6 +66,11 @@ class _Choice:
         return self.pool.deployment if self.capacity is Capacity.SPOT else spec.pools.on_demand
 
     @property
+    def wanted_seconds(self) -> float | None:
+        """The wait for capacity that the policy wants. The value is None if the policy has no limit."""
+        return None if self.ahead is None else self.ahead.waits_seconds
+
+    @property
     def requests(self) -> tuple[PoolRequest, ...]:
         """The requests for the attempt, if it is requested on several pools."""
         return self.pool.requests if self.capacity is Capacity.SPOT else ()
@@ -85,12 +96,12 @@ def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | N
     asked_of = [chosen.deployment(spec), *(each.deployment for each in chosen.requests)]
     price = max(listed.price(chosen.capacity, deployment) for deployment in asked_of)
     most = budget_cap.bound_seconds(spec, purse, price=price)
-    plan, reasons = _planned(spec, history, here, chosen, most)
+    plan, reasons = _planned(spec, history, here, chosen, most, now=now)
     # If the deadline was given up, the reason already names the money.
     money = budget_cap.warning_of(spec, purse) if purse is not None and spec is asked else ""
     reason = "; ".join(part for part in (*reasons, money) if part)
     warning = "; ".join(part for part in (refusals.warning_of(history), money) if part)
-    plan = plan.model_copy(update={"ignores_deadline": spec is not asked})
+    plan = plan.model_copy(update={"ignores_deadline": asked.deadline is not None and spec.deadline is None})
     return Decision(action="run", reason=reason, plan=plan, numbers=numbers, warning=warning)
 
 
@@ -116,21 +127,22 @@ def _affordable(
 ) -> tuple[RunSpec, Situation, _Choice]:
     """Return the choice.
 
-    If the deadline is the only reason for on-demand beyond the budget, choose spot as if there were no deadline.
+    If the deadline or a long wait is the only reason for on-demand beyond the budget, choose spot nevertheless.
     """
-    if chosen.capacity is Capacity.SPOT or not budget_cap.forbids_on_demand(spec, purse):
+    if chosen.capacity is Capacity.SPOT or not budget_cap.forbids_on_demand(spec, history, here, purse):
         return spec, here, chosen
     free, there = budget_cap.without_deadline(spec, here)
     pool = chosen.pool if chosen.pool.is_kept else choose_pool(free, history, there, now=now)
     capacity, _, _ = _by_policy(free, history, there, pool, now)
     if capacity is not Capacity.SPOT:
         return spec, here, chosen
-    why = f"spot in spite of the deadline, because the budget wins: {purse.shortage()}"
+    against = "the deadline" if spec.deadline is not None else "policy.max_wait_seconds"
+    why = f"spot in spite of {against}, because the budget wins: {purse.shortage()}"
     return free, there, _Choice(capacity, why, pool)
 
 
 def _planned(
-    spec: RunSpec, history: History, here: Situation, chosen: _Choice, most_seconds: float | None
+    spec: RunSpec, history: History, here: Situation, chosen: _Choice, most_seconds: float | None, *, now: datetime
 ) -> tuple[SegmentPlan, tuple[str, ...]]:
     """Return the plan of the next attempt, whose budget pays for `most_seconds`, and the parts of its reason."""
     capacity, back = chosen.capacity, chosen.handover
@@ -148,7 +160,11 @@ def _planned(
     end = planned_end(spec, here, source)
     bounds = [seconds for seconds in (_bound_seconds(spec, here, capacity), end.seconds) if seconds is not None]
     is_money_short = most_seconds is not None and most_seconds < min(bounds, default=math.inf)
-    wait = None if is_last_resort else _wait_seconds(spec, here, chosen.pool, chosen.ahead, is_booted=back is not None)
+    wait = None
+    if back is not None:
+        wait = booted_seconds(spec, here)
+    elif gives_up(spec, history, capacity, now=now):
+        wait = wait_seconds(spec, history, here, chosen.pool, now=now, wanted=chosen.wanted_seconds)
     plan = SegmentPlan(
         segment=segment,
         attempt=attempt,
@@ -159,12 +175,11 @@ def _planned(
         max_seconds=most_seconds if is_money_short else min(bounds, default=None),
         stop_at_step=end.step,
         stop_at_epoch=end.epoch,
-        # A request for on-demand stays in its queue: withdrawn and made again, it would lose its place.
         start_within_seconds=None if wait is None else wait + delay,
         skips=skips,
         standby=back.standby if back else None,
         delay_seconds=delay,
-        pools=() if wait is None else chosen.pool.requests_within(wait - here.changeover_seconds),
+        pools=() if wait is None or is_last_resort else chosen.pool.requests_within(wait - here.changeover_seconds),
         # Nothing follows an end for lack of money. A job's nodes are given back with its end.
         keeps_machine=not spec.trains_elsewhere
         and (end._replace(seconds=None) if is_money_short else end) != PlannedEnd(),
@@ -197,7 +212,7 @@ def _is_over(spec: RunSpec, history: History) -> Decision | None:
     failed = failure_classes.reason_to_stop(spec, history)
     if failed is not None:
         return Decision("failed", failed)
-    in_place = _died_in_place(history)
+    in_place = died_in_place(history)
     if len(in_place) >= spec.policy.max_lost_in_place and in_place[0].capacity is Capacity.ON_DEMAND:
         return Decision("hopeless", f"{len(in_place)} attempts in a row ended without a commit, the last on on-demand")
     return None
@@ -216,8 +231,8 @@ def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[C
         return Capacity.ON_DEMAND, f"on-demand: {deaths} preemptions, and at most {bound} are allowed"
     if pools_now(spec, history).price_ratio <= 1:
         return Capacity.ON_DEMAND, "on-demand: no spot pool is cheaper"
-    in_place = len(_died_in_place(history))
-    if in_place < spec.policy.max_lost_in_place and _is_only_spot_in_time(spec, here):
+    in_place = len(died_in_place(history))
+    if in_place < spec.policy.max_lost_in_place and is_only_spot_in_time(spec, here):
         behind = duration(here.on_demand_queue_seconds)
         return Capacity.SPOT, f"spot: behind other runs ({behind}), on-demand would miss the deadline; spot is in time"
     if clamp.is_late(here):
@@ -238,12 +253,6 @@ def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[C
     return None
 
 
-def _is_only_spot_in_time(spec: RunSpec, here: Situation) -> bool:
-    """Whether only spot meets the deadline, whichever of several spot pools the attempt waits in."""
-    spare = clamp.spare_on_spot_seconds(here)
-    return len(spec.pools.spot) == 1 and spare is not None and spare > 0
-
-
 def _by_policy(
     spec: RunSpec, history: History, here: Situation, pool: PoolChoice, now: datetime
 ) -> tuple[Capacity, str, Outlook | None]:
@@ -251,7 +260,7 @@ def _by_policy(
     if ruled is not None:
         return *ruled, None
     if here.remaining_seconds is None:
-        return Capacity.SPOT, "spot: no deadline, so the cheapest capacity", None
+        return *choice_without_deadline(spec, history, now), None
     from segue.policy.outlook import outlook  # Only here: it loads NumPy.
 
     ahead = outlook(spec, history, here, now=now, pool=pool)
@@ -260,7 +269,7 @@ def _by_policy(
     by = f"slack {_slack(here)}; {_expects(spec, ahead)}"
     if ahead.waits_seconds <= 0:
         return Capacity.ON_DEMAND, f"on-demand: {by}", ahead
-    longest = duration(_wait_seconds(spec, here, pool, ahead))
+    longest = duration(wait_seconds(spec, history, here, pool, now=now, wanted=ahead.waits_seconds))
     return Capacity.SPOT, f"spot, waiting for a machine for at most {longest}: {by}", ahead
 
 
@@ -285,41 +294,6 @@ def _bound_seconds(spec: RunSpec, here: Situation, capacity: Capacity) -> float 
     if capacity is Capacity.SPOT and here.remaining_seconds is not None and here.work_seconds is None:
         return max(spec.policy.probe_share * here.remaining_seconds, 1.0)
     return None
-
-
-def _wait_seconds(
-    spec: RunSpec, here: Situation, pool: PoolChoice, ahead: Outlook | None, *, is_booted: bool = False
-) -> float:
-    """Return the longest wait for spot in seconds, from the decision to the claim."""
-    # The attempt boots after the wait for capacity, and claims after the boot.
-    boot = here.changeover_seconds
-    usual = spec.liveness.start_seconds + boot
-    if is_booted:
-        # A standby claims at once or not at all.
-        booted = clamp.longest_wait_seconds(here)
-        return max(min(usual if booted is None else booted, spec.liveness.heartbeat_timeout_seconds), 1.0)
-    # The policy's wait is for capacity; the clamp's already counts the boot, which follows it.
-    wanted = usual if ahead is None else min(ahead.waits_seconds + boot, usual)
-    if wanted > boot:
-        wanted = boot + (wanted - boot) * pool.wait_share
-    longest = None if _is_only_spot_in_time(spec, here) else clamp.longest_wait_seconds(here)
-    return max(wanted if longest is None else min(longest, wanted), 1.0)
-
-
-def _died_in_place(history: History) -> list[SegmentReport]:
-    """Return the newest attempts in a row that got capacity and ended without a commit, the newest first."""
-    died = []
-    for report in reversed(history.fresh_reports):
-        if not report.got_capacity:
-            continue  # Such an attempt shows nothing about the run.
-        if not report.stop_reason.is_preemption or _committed(report, history):
-            break
-        died.append(report)
-    return died
-
-
-def _committed(report: SegmentReport, history: History) -> bool:
-    return any(c.ref.attempt_id == report.attempt_id for c in history.checkpoints)
 
 
 def _numbers(here: Situation, ahead: Outlook | None) -> dict[str, float]:

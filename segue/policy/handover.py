@@ -14,6 +14,7 @@ from segue.policy.availability import open_down_interval, preemptions
 from segue.policy.estimates import Situation
 from segue.policy.pool_choice import cheaper_pools, choose_pool
 from segue.policy.rules.sentinel import PAUSES_SECONDS
+from segue.policy.wait_limit import has_waited_too_long
 from segue.records import Capacity, SegmentPlan
 from segue.runlog.entries import HandoverEntry
 from segue.runlog.history import History
@@ -30,13 +31,20 @@ _LONGEST_SHARE = 0.1
 
 
 def may_come_back(spec: RunSpec, history: History) -> bool:
-    """Whether a run on on-demand may return to spot at all."""
+    """Whether a run on on-demand may return to spot at all.
+
+    Without a deadline, only a run that is on on-demand because it has waited too long for spot returns.
+    """
     if spec.trains_elsewhere:
         return False  # There are no standbys there: a place in a queue is no waiting machine.
     most = spec.policy.max_preemptions
     if most is not None and preemptions(history) >= most:
         return False
-    return spec.deadline is not None and spec.policy.handover and POLICIES[spec.policy.name].comes_back
+    if not spec.policy.handover or not POLICIES[spec.policy.name].comes_back:
+        return False
+    if spec.deadline is not None:
+        return True
+    return bool(history.decisions) and has_waited_too_long(spec, history, now=history.decisions[-1].written_at)
 
 
 def may_hand_over(spec: RunSpec, history: History, plan: SegmentPlan) -> bool:
@@ -63,24 +71,24 @@ def standby_pools(
     return (choice.deployment, *(request.deployment for request in choice.requests[1:]))
 
 
-def is_worth_a_standby(here: Situation, leaves: Capacity = Capacity.ON_DEMAND) -> bool:
-    """Whether a standby that started now could still take over the run from this capacity, with more work left for the
-    standby than the hand-over costs.
+def is_worth_a_standby(here: Situation) -> bool:
+    """Whether a standby that started now could still take over the run, with more work left for the standby than the
+    hand-over costs.
     """
-    return permits(here, leaves) and (here.work_seconds or 0.0) > 2 * here.changeover_seconds
+    return permits(here) and (here.work_seconds or 0.0) > 2 * here.changeover_seconds
 
 
-def permits(here: Situation, leaves: Capacity = Capacity.ON_DEMAND) -> bool:
-    """Whether the run can leave its machine of this capacity for spot now and still meet the deadline.
+def permits(here: Situation) -> bool:
+    """Whether a run that may hand over can leave its machine for spot now and still meet the deadline.
 
     The requirements of the clamp for any spot attempt must also hold after the recall of the attempt. In the worst
-    case, the attempt answers the recall late and dies before it commits. Without a deadline, a run may leave spot at
-    any time. It never leaves on-demand, because without a deadline it uses on-demand only where spot is not allowed.
+    case, the attempt answers the recall late and dies before it commits. Without a deadline, the run can leave its
+    machine at any time.
     """
     if here.work_seconds is None:
         return False
     if here.remaining_seconds is None:
-        return leaves is Capacity.SPOT
+        return True
     after = here.remaining_seconds - here.answer_seconds - here.detection_seconds
     return clamp.permits_spot(replace(here, remaining_seconds=after))
 

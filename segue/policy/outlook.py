@@ -106,14 +106,18 @@ def wants_spot(
 ) -> bool:
     """Whether the attempt of a plan should be left for a machine of this pool, which has been up for `up_seconds`.
 
-    Without PLAN over the pools, the result is False for an attempt on on-demand without a deadline, while no rate is
-    measured, or if the pool is not cheaper. The function does not ask the clamp.
+    Without PLAN over the pools, the result is False while no rate is measured, or if the pool is not cheaper. Without a
+    deadline, a cheaper pool is always wanted. The function does not ask the clamp.
     """
     planned = pools_to_move_to(spec, history, here, plan, now=now, up_seconds=up_seconds)
     if planned is not None:
         return deployment in planned
     if plan.capacity is Capacity.SPOT:
         return deployment in cheaper_pools(spec, history, here, plan, now=now)
+    if spec.deadline is None:
+        # The run is on on-demand only because it has waited too long for spot (`policy.max_wait_seconds`).
+        pools = pools_now(spec, history)
+        return pools.ratio_to(pools.price(Capacity.SPOT, deployment)) > 1
     job = job_of(spec, history, here, now=now, deployment=deployment)
     if job is None or here.remaining_seconds is None or job.price_ratio <= 1:
         return False

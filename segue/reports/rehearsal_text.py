@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from segue.continuity.noise import FIX, in_words
-from segue.policy.rehearsals import is_due
+from segue.policy.broken_resumes import is_rehearsal_due
 from segue.records import VerdictKind
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -18,7 +18,7 @@ def rehearsal_text(spec: RunSpec | None, history: History) -> str | None:
             said += f"; {in_words(last.verdict.noise)}. Fix: {FIX}"
         refuted = last.verdict.kind is VerdictKind.BROKEN and history.broken_drill is None
         return f"{said}; refuted by a later resume" if refuted else said
-    if spec is None or not is_due(spec, history, ranks=spec.ranks or 2):
+    if spec is None or not is_rehearsal_due(spec, history, ranks=spec.ranks or 2):
         return None
     plan = history.open_plan
     attempt = history.attempt_of(plan.segment, plan.attempt) if plan is not None else None

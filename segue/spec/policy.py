@@ -28,6 +28,15 @@ class PolicySpec(FiniteValue):
         ge=0,
         description="Number of preemptions after which the run stays on on-demand, with any rule; None: no limit.",
     )
+    max_wait_seconds: float | None = Field(
+        None,
+        gt=0,
+        # Left out if it is not set: older versions refuse a record with a field that they do not know.
+        exclude_if=lambda seconds: seconds is None,
+        description="Longest time in seconds without a spot machine, after which a run without a deadline uses "
+        "on-demand; None: no limit. The run moves back as soon as a spot machine has booted. With a deadline, the rule "
+        "of the policy counts instead.",
+    )
     handover: bool = Field(
         True,
         description="Whether the run may move from on-demand back to spot, and from a spot pool to a cheaper one. The "

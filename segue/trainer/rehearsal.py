@@ -12,7 +12,7 @@ from collections.abc import Callable
 from segue.clock import Clock
 from segue.errors import RehearsalError
 from segue.launch.assignment import Assignment, ExitCode
-from segue.policy import rehearsals
+from segue.policy.broken_resumes import is_rehearsal_due, verdict_to_stop
 from segue.records import Finding, Verdict, VerdictKind
 from segue.runlog.entries import DrillEntry, Entry
 from segue.runlog.history import History, read_history
@@ -31,7 +31,7 @@ LONGEST_WAIT_SECONDS = 900.0
 
 def is_due(assignment: Assignment, history: History, *, ranks: int) -> bool:
     """Whether this attempt should start a resume rehearsal."""
-    return rehearsals.is_due(assignment.spec, history, ranks=ranks)
+    return is_rehearsal_due(assignment.spec, history, ranks=ranks)
 
 
 def refuse_after_broken(assignment: Assignment, runlog: RunLog) -> None:
@@ -41,7 +41,7 @@ def refuse_after_broken(assignment: Assignment, runlog: RunLog) -> None:
         RehearsalError: a fresh process could not reproduce the run's steps, and `continuity.rehearsal` is `stop`.
         StoreReadError: the log could not be read.
     """
-    broken = rehearsals.verdict_to_stop(assignment.spec, read_history(runlog))
+    broken = verdict_to_stop(assignment.spec, read_history(runlog))
     if broken is not None:
         finding = broken.findings[0]
         raise RehearsalError(sentence=finding.sentence, fix=finding.fix)

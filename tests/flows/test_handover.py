@@ -102,3 +102,40 @@ def test_on_demand_trains_while_the_standby_boots_and_hands_the_run_over(
     # The standby had booted before on-demand was recalled, and held its machine for the boot.
     assert (handover.segment, handover.attempt, handover.standby) == (0, 1, "spare0")
     assert handover.numbers["held_seconds"] > 1
+
+
+@pytest.mark.matrix
+def test_a_run_without_a_deadline_uses_on_demand_after_its_longest_wait_and_returns_to_spot(
+    client, spot, make_spec, tmp_path
+):
+    brake = tmp_path / "brake"
+    brake.touch()  # On-demand still trains, however long the standby takes to boot.
+    spec = make_spec(
+        run_id="waited",
+        recipe="tests.recipes.paced:build",
+        steps=STEPS,
+        config={"brake": str(brake)},
+        policy=POLICY | {"name": "plan", "max_wait_seconds": 4},
+        checkpoints={"every_steps": 20},
+    )
+    runlog, parent = start(client, spec)
+    until(lambda: live_attempt(runlog, past_step=20), what="on-demand")
+    until(lambda: "waited-standby0" in {run.name for run in segment_runs(client, "waited")}, what="the standby")
+    spot()
+    handover = until(lambda: handover_of(runlog), what="the hand-over")
+    brake.unlink()
+    state = final_state(client, parent)
+
+    assert state.type is StateType.COMPLETED, state.message
+    history = read_history(runlog.reload())
+    assert [(report.capacity, report.stop_reason) for report in history.last_reports()] == [
+        (Capacity.SPOT, StopReason.NO_CAPACITY),
+        (Capacity.ON_DEMAND, StopReason.BOUND),
+        (Capacity.SPOT, StopReason.FINISHED),
+    ]
+    asked, waited = history.decisions[:2]
+    assert asked.plan.start_within_seconds == 4 + 1  # The wait, and the boot.
+    assert "policy.max_wait_seconds" in waited.reason
+    assert history.decisions[2].reason == SPOT_AGAIN
+    assert history.attempts[-1].verdict.kind is VerdictKind.EXACT
+    assert handover.standby == "spare0"

@@ -191,7 +191,7 @@ class StandbyManager:
         self._sent, self._next = _Sent(handle, command, heartbeat, at, at, sent_at=None if is_out else at), None
 
     def _is_due(self, here: Situation, at: float) -> bool:
-        return at >= self._pauses.next_at and is_worth_a_standby(here, self._plan.capacity)
+        return at >= self._pauses.next_at and is_worth_a_standby(here)
 
     def _next_command(self, history: History, here: Situation, at: float) -> StandbyCommand:
         """Return the command of the submitted standby.
@@ -237,7 +237,7 @@ class StandbyManager:
         """Command a live standby. Return whether to hand the run over to this standby."""
         sent.seen_at = at if sent.seen_at is None else sent.seen_at
         reject = None
-        if status.phase == "ready" and permits(here, self._plan.capacity):
+        if status.phase == "ready" and permits(here):
             return self._hand_over(sent, at)
         if status.phase == "ready":
             reject = "not needed: the slack no longer covers another spot attempt"
@@ -257,7 +257,7 @@ class StandbyManager:
         from segue.policy.outlook import wants_spot  # Imported here, because the import loads NumPy.
 
         now, pool = self._clock.now(), sent.command.deployment
-        if not is_worth_a_standby(here, self._plan.capacity):
+        if not is_worth_a_standby(here):
             return False
         waited = sent.seen_at - sent.sent_at if sent.seen_at is not None and sent.sent_at is not None else None
         up = up_seconds(history, here, pool, waited_seconds=waited, held_seconds=held_seconds, now=now)
