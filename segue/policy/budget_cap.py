@@ -15,7 +15,7 @@ from itertools import takewhile
 from segue.policy import clamp
 from segue.policy.estimates import Situation
 from segue.policy.pool_choice import PoolChoice, choose_pool, paid_per_hour_of_work, pools_of
-from segue.policy.spending import HOUR, charges_of, month_of, pools_now
+from segue.policy.spending import HOUR, charges_of, month_of, priced_pools
 from segue.records import Capacity
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -132,7 +132,7 @@ def expected_cost(spec: RunSpec, history: History, here: Situation, *, now: date
     """
     if here.work_seconds is None:
         return None
-    pools, alone = pools_now(spec, history), _cost_alone(spec, history, here)
+    pools, alone = priced_pools(spec, history), _cost_alone(spec, history, here)
     if spec.policy.name == "on_demand_only" or pools.price_ratio <= 1 or not clamp.permits_spot(here):
         return alone
     if here.remaining_seconds is not None:
@@ -215,7 +215,7 @@ def affordable_pools(
     """
     if purse is None or not spec.budget.is_cap or not pool.requests:
         return pool
-    listed = pools_now(spec, history)
+    listed = priced_pools(spec, history)
     dearest = max(listed.price(Capacity.SPOT, each.deployment) for each in pool.requests)
     boots = len(pool.requests) * here.changeover_seconds
     needed = math.inf if here.work_seconds is None else here.work_seconds + boots
@@ -227,7 +227,7 @@ def affordable_pools(
 def _cost_alone(spec: RunSpec, history: History, here: Situation) -> float:
     """Return the cost of the rest of the run on on-demand alone."""
     seconds = _work_seconds(spec, here) + here.expected_changeover_seconds
-    return seconds * pools_now(spec, history).on_demand_price / HOUR
+    return seconds * priced_pools(spec, history).on_demand_price / HOUR
 
 
 def _work_seconds(spec: RunSpec, here: Situation) -> float:

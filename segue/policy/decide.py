@@ -16,7 +16,7 @@ from segue.policy.handover import handover_to
 from segue.policy.planned_ends import PlannedEnd, kept_pool, planned_end
 from segue.policy.pool_choice import PoolChoice, choose_pool, others_in_words
 from segue.policy.queueing import Queues
-from segue.policy.spending import pools_now
+from segue.policy.spending import priced_pools
 from segue.policy.wait_limit import (
     booted_seconds,
     choice_without_deadline,
@@ -86,13 +86,13 @@ def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | N
     asked = spec
     if purse is not None:
         spec, here, chosen = _affordable(spec, history, here, chosen, purse, now=now)
-    price = pools_now(spec, history).price(chosen.capacity, chosen.deployment(spec))
+    price = priced_pools(spec, history).price(chosen.capacity, chosen.deployment(spec))
     numbers = _numbers(here, chosen.ahead) | (purse.numbers() if purse is not None else {})
     spent = budget_cap.reason_to_end(asked, history, here, purse, price=price) if purse is not None else None
     if spent is not None:
         return Decision("budget", spent, numbers=numbers)
     chosen = replace(chosen, pool=budget_cap.affordable_pools(spec, history, here, purse, chosen.pool, now=now))
-    listed = pools_now(spec, history)
+    listed = priced_pools(spec, history)
     asked_of = [chosen.deployment(spec), *(each.deployment for each in chosen.requests)]
     price = max(listed.price(chosen.capacity, deployment) for deployment in asked_of)
     most = budget_cap.bound_seconds(spec, purse, price=price)
@@ -229,7 +229,7 @@ def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[C
     bound, deaths = spec.policy.preemption_bound, preemptions(history)
     if bound is not None and deaths >= bound:
         return Capacity.ON_DEMAND, f"on-demand: {deaths} preemptions, and at most {bound} are allowed"
-    if pools_now(spec, history).price_ratio <= 1:
+    if priced_pools(spec, history).price_ratio <= 1:
         return Capacity.ON_DEMAND, "on-demand: no spot pool is cheaper"
     in_place = len(died_in_place(history))
     if in_place < spec.policy.max_lost_in_place and is_only_spot_in_time(spec, here):

@@ -21,7 +21,7 @@ from segue.policy.rules.heuristics import Capped, Policy
 from segue.policy.rules.plan import Plan
 from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Floats, Intervals, Job, Mode, View
-from segue.policy.spending import pools_now
+from segue.policy.spending import priced_pools
 from segue.records import Capacity, SegmentPlan
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -51,7 +51,7 @@ def job_of(
         left = max(spec.steps - history.committed_step, 1)
         total = (spec.deadline - (first.written_at if first else now)).total_seconds()
         work = work / left * max(spec.steps - from_step, left)
-    pools = pools_now(spec, history)
+    pools = priced_pools(spec, history)
     price_ratio = pools.price_ratio if deployment is None else pools.ratio_to(pools.price(Capacity.SPOT, deployment))
     return Job(
         total_seconds=max(total, 1.0),
@@ -116,7 +116,7 @@ def wants_spot(
         return deployment in cheaper_pools(spec, history, here, plan, now=now)
     if spec.deadline is None:
         # The run is on on-demand only because it has waited too long for spot (`policy.max_wait_seconds`).
-        pools = pools_now(spec, history)
+        pools = priced_pools(spec, history)
         return pools.ratio_to(pools.price(Capacity.SPOT, deployment)) > 1
     job = job_of(spec, history, here, now=now, deployment=deployment)
     if job is None or here.remaining_seconds is None or job.price_ratio <= 1:

@@ -2,11 +2,11 @@
 
 For each pool, an hour of useful work is expected to cost
 
-    price (1 + d / L) e^(w / L)  +  on-demand price x share x W / L
+    (price (1 + d / L) + r / L) e^(w / L)  +  on-demand price x share x W / L
 
-In this formula, L is the mean life of an attempt on the pool, d the changeover, w the work that a death loses, and W
-the mean wait on the pool. `share` is the remaining work divided by the remaining time. `share` is the part of each
-waited second that has to be bought on on-demand later. If deaths come at a constant rate, the part e^(-w / L) of the
+In this formula, L is the mean life of an attempt on the pool, d the changeover, r the money for the checkpoint that a
+start reads, w the work that a death loses, and W the mean wait on the pool. `share` is the remaining work divided by the
+remaining time. `share` is the part of each waited second that has to be bought on on-demand later. If deaths come at a constant rate, the part e^(-w / L) of the
 work is kept. For w far below L, the first term is price (L + d + w) / L. The pool with the least cost is chosen. If
 several pools cost the same, the first of these pools in the list is chosen. A pool without capacity comes last for half
 an hour.
@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 from segue.policy.availability import Interval, intervals, seen_by_others
 from segue.policy.estimates import Situation
-from segue.policy.spending import HOUR, pools_now
+from segue.policy.spending import HOUR, priced_pools, read_cost
 from segue.records import PoolRequest, SegmentPlan
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -74,7 +74,9 @@ class Pool:
 
     deployment: str
     price: float
-    """Price per hour."""
+    """Price per hour, with the money per hour for the checkpoints that the run writes."""
+    start_cost: float = 0.0
+    """Money for the checkpoint that a start reads."""
     life_seconds: float = PRIOR_LIFE_SECONDS
     """Mean seconds from an attempt's claim to the attempt's preemption."""
     wait_seconds: float = PRIOR_WAIT_SECONDS
@@ -124,7 +126,7 @@ class PoolChoice:
 
 def choose_pool(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> PoolChoice:
     """Choose the spot pool for the next attempt."""
-    listed = pools_now(spec, history)
+    listed = priced_pools(spec, history)
     if len(listed.spot) == 1:
         return PoolChoice(listed.spot[0].deployment)
     pools = pools_of(listed, history, here, now=now)
@@ -141,7 +143,11 @@ def pools_of(listed: PoolSpec, history: History, here: Situation, *, now: dateti
     observed, by_others = intervals(history), seen_by_others(history)
     prices = {pool.deployment: listed.spot_pool_price(pool) for pool in listed.spot}
     return [
-        pool_of(observed, name, price=price, here=here, now=now, by_others=by_others) for name, price in prices.items()
+        replace(
+            pool_of(observed, name, price=price, here=here, now=now, by_others=by_others),
+            start_cost=read_cost(listed, history, name),
+        )
+        for name, price in prices.items()
     ]
 
 
@@ -201,7 +207,7 @@ def cheaper_pools(
     attempt, carried_out = history.attempt_of(plan.segment, plan.attempt), history.plan_of(plan.segment, plan.attempt)
     if attempt is None or carried_out is None or here.work_seconds is None:
         return ()
-    pools = {pool.deployment: pool for pool in pools_of(pools_now(spec, history), history, here, now=now)}
+    pools = {pool.deployment: pool for pool in pools_of(priced_pools(spec, history), history, here, now=now)}
     own = pools.pop(carried_out.deployment, None)
     if own is None:
         return ()
@@ -212,10 +218,10 @@ def cheaper_pools(
 
 
 def gain_of_a_move(own: Pool, other: Pool, *, here: Situation) -> float:
-    """Return the money that a move to another pool saves, less twice the cost of the standby's boot."""
+    """Return the money that a move to another pool saves, less twice the cost of the standby's start."""
     saved = paid_per_hour_of_work(own, here=here) - paid_per_hour_of_work(other, here=here)
-    boot = other.price * here.expected_changeover_seconds
-    return (saved * min(other.life_seconds, here.work_seconds or 0.0) - _LEAST_GAIN * boot) / HOUR
+    start = other.price * here.expected_changeover_seconds / HOUR + other.start_cost
+    return saved * min(other.life_seconds, here.work_seconds or 0.0) / HOUR - _LEAST_GAIN * start
 
 
 def others_in_words(requests: tuple[PoolRequest, ...]) -> str:
@@ -239,7 +245,8 @@ def paid_per_hour_of_work(pool: Pool, *, here: Situation) -> float:
     """
     lost = here.at_risk_seconds / 2  # A death comes at any moment between two commits.
     kept = math.exp(-min(lost / pool.life_seconds, _MOST_DEATHS))
-    return pool.price * (1 + here.expected_changeover_seconds / pool.life_seconds) / kept
+    boots = pool.price * (1 + here.expected_changeover_seconds / pool.life_seconds)
+    return (boots + pool.start_cost * HOUR / pool.life_seconds) / kept
 
 
 def pool_of(

@@ -23,7 +23,7 @@ from segue.policy.rules.pool_beliefs import UNKNOWN_AGE_SECONDS, Beliefs, Weight
 from segue.policy.rules.pool_plan import PoolPlan, in_tuples
 from segue.policy.rules.pool_table import Pools
 from segue.policy.rules.view import Floats
-from segue.policy.spending import HOUR, pools_now
+from segue.policy.spending import HOUR, priced_pools, read_cost
 from segue.records import Capacity, PoolRequest, SegmentPlan
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -88,7 +88,7 @@ def pool_outlook(
         PoolRequest(deployment=names[pool], after_seconds=round(seconds, 3))
         for pool, seconds in waits.after_seconds.items()
     )
-    chosen = requests[0].deployment if requests else pools_now(spec, history).deployment(Capacity.SPOT)
+    chosen = requests[0].deployment if requests else priced_pools(spec, history).deployment(Capacity.SPOT)
     why = f"PLAN over {len(names)} pools asks {chosen} first"
     pool = PoolChoice(chosen, why, requests=requests if len(requests) > 1 else (), asked_within_share=1.0)
     return Outlook(waits.longest_seconds, None, pool)
@@ -156,7 +156,7 @@ def _names(spec: RunSpec) -> list[str]:
 
 def _relative_prices(spec: RunSpec, history: History) -> Floats:
     """Return the price of each spot pool as a share of the price of on-demand, the unit of all costs here."""
-    listed = pools_now(spec, history)
+    listed = priced_pools(spec, history)
     return np.array([listed.spot_pool_price(pool) / listed.on_demand_price for pool in listed.spot])
 
 
@@ -193,11 +193,13 @@ def _plan_of(spec: RunSpec, history: History, here: Situation) -> PoolPlan:
     recall = clamp.seconds_to_recall(here)
     least = remaining - work - recall if recall is not None else 0.0
     lost = min(here.at_risk_seconds, work) / 2 + (here.save_seconds or 0.0)
+    listed = priced_pools(spec, history)
+    unit = listed.on_demand_price
     pools = Pools(
         prices=tuple((_relative_prices(spec, history) / HOUR).tolist()),
         on_demand_price=1 / HOUR,
-        transfer=in_tuples(np.zeros((count + 1, count))),
-        transfer_to_on_demand=(0.0,) * (count + 1),
+        transfer=(tuple(read_cost(listed, history, name) / unit for name in _names(spec)),) * (count + 1),
+        transfer_to_on_demand=(read_cost(listed, history, listed.on_demand) / unit,) * (count + 1),
         on_demand_source=count,
         changeover_seconds=_rounded_up(here.expected_changeover_seconds),
         least_slack_seconds=_rounded_up(least),

@@ -4,6 +4,9 @@ An attempt is charged from its claim to its end, at the price that applied when 
 names the source of current prices, and the log contains the prices that the source gave. If an attempt was started on
 several pools, the starts that came second are charged from the time at which a worker took them until they were
 withdrawn.
+
+If a pool has a price for data between its machines and the store, an attempt is also charged for the checkpoint that it
+read and for the checkpoints that it wrote. The choice of a pool counts this money as a part of the price per hour.
 """
 
 from __future__ import annotations
@@ -13,25 +16,28 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 
 from segue.records import Capacity, SegmentReport
-from segue.runlog.history import History
+from segue.runlog.history import Attempt, History
 from segue.spec import RunSpec
 from segue.spec.pool_prices import PoolSpec
 
 HOUR = 3600.0
+_GB = 1e9
 
 
 @dataclass(frozen=True)
 class Charge:
-    """A time with a machine, at a price per hour."""
+    """A time with a machine, at a price per hour, and the money for its data."""
 
     capacity: Capacity
     began_at: datetime
     seconds: float
     price: float
+    transfer: float = 0.0
+    """Money for data between the machine and the store."""
 
     @property
     def cost(self) -> float:
-        return self.seconds * self.price / HOUR
+        return self.seconds * self.price / HOUR + self.transfer
 
     @property
     def ended_at(self) -> datetime:
@@ -45,7 +51,9 @@ class Charge:
         """Return the part of the time that belongs to a month. The part may be empty."""
         begins_at = max(self.began_at, month.begins_at)
         inside = (min(self.ended_at, month.ends_at) - begins_at).total_seconds()
-        return replace(self, began_at=begins_at, seconds=max(inside, 0.0))
+        seconds = max(inside, 0.0)
+        share = seconds / self.seconds if self.seconds else 0.0
+        return replace(self, began_at=begins_at, seconds=seconds, transfer=share * self.transfer)
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,50 @@ def _at_newest_prices(spec: RunSpec, history: History) -> PoolSpec:
     return spec.pools.at(history.prices.prices)
 
 
+def priced_pools(spec: RunSpec, history: History) -> PoolSpec:
+    """Return the pools at the prices with which decisions count.
+
+    These are the prices that apply now. They include the money per hour for the checkpoints that the run writes, as
+    far as its attempts have measured their size.
+    """
+    return history.once(_with_transfer, spec) if spec.pools.transfer_prices else pools_now(spec, history)
+
+
+def _with_transfer(spec: RunSpec, history: History) -> PoolSpec:
+    listed, seconds, written = pools_now(spec, history), 0.0, 0
+    for report in history.last_reports():
+        attempt = history.attempt_of(report.segment, report.attempt)
+        if attempt is not None:
+            seconds, written = seconds + report.seconds, written + _bytes_written(history, attempt)
+    gb_per_hour = written / _GB / seconds * HOUR if seconds else 0.0
+    prices = {pool.deployment: listed.spot_pool_price(pool) for pool in listed.spot}
+    prices = {listed.on_demand: listed.on_demand_price} | prices
+    per_gb = listed.transfer_prices
+    return listed.at({name: price + gb_per_hour * per_gb.get(name, 0.0) for name, price in prices.items()})
+
+
+def read_cost(spec: PoolSpec, history: History, deployment: str) -> float:
+    """Return the money for the data of one start: the newest checkpoint, from the store to a machine of the pool."""
+    size = history.newest.manifest.size_bytes if history.newest is not None else 0
+    return size / _GB * spec.transfer_prices.get(deployment, 0.0)
+
+
+def _bytes_written(history: History, attempt: Attempt) -> int:
+    found = [history.checkpoint(ref) for ref in attempt.commits]
+    return sum(checkpoint.manifest.new_bytes for checkpoint in found if checkpoint is not None)
+
+
+def _transfer(spec: RunSpec, history: History, segment: int, attempt: int) -> float:
+    """Return the money for the checkpoint that an attempt read, and for the checkpoints that it wrote."""
+    done, plan = history.attempt_of(segment, attempt), history.plan_of(segment, attempt)
+    per_gb = spec.pools.transfer_prices.get(plan.deployment, 0.0) if plan is not None else 0.0
+    if done is None or plan is None or not per_gb:
+        return 0.0
+    parent = history.checkpoint(plan.parent) if plan.parent is not None else None
+    read = parent.manifest.size_bytes if parent is not None else 0
+    return (read + _bytes_written(history, done)) / _GB * per_gb
+
+
 def price_of(spec: RunSpec, history: History, report: SegmentReport) -> float:
     """Return the price per hour at which a reported attempt is charged."""
     return _price_of(spec, history, report.segment, report.attempt, report.capacity)
@@ -114,12 +166,15 @@ def charges_of(spec: RunSpec, history: History, *, live_seconds: float = 0.0) ->
         if report.got_capacity and report.seconds > 0:
             began_at = _began_at(history, report.segment, report.attempt)
             price = price_of(spec, history, report)
-            found.append(Charge(report.capacity, began_at, report.seconds, price))
+            moved = _transfer(spec, history, report.segment, report.attempt)
+            found.append(Charge(report.capacity, began_at, report.seconds, price, moved))
     found += _withdrawn_charges(spec, history)
     plan = history.open_plan
     if live_seconds > 0 and plan is not None and not history.is_import(plan.segment, plan.attempt):
         price = _price_of(spec, history, plan.segment, plan.attempt, plan.capacity)
-        found.append(Charge(plan.capacity, _began_at(history, plan.segment, plan.attempt), live_seconds, price))
+        began_at = _began_at(history, plan.segment, plan.attempt)
+        moved = _transfer(spec, history, plan.segment, plan.attempt)
+        found.append(Charge(plan.capacity, began_at, live_seconds, price, moved))
     return found
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from segue.policy.spending import HOUR, charges_of, pools_now, price_of
+from segue.policy.spending import HOUR, charges_of, pools_now, price_of, priced_pools
 from segue.records import Capacity, SegmentReport, Value
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -48,6 +48,9 @@ class CostReport(Value):
     on_demand_seconds: float = Field(ge=0, description="Paid seconds on on-demand pools.")
     standby_seconds: float = Field(0.0, ge=0, description="Paid seconds of standbys on spot pools.")
     cost: float = Field(ge=0, description="Cost of all paid seconds, at the prices of their pools.")
+    transfer_cost: float = Field(
+        0.0, ge=0, description="Part of the cost for data between machines and store, if a pool has a price for it."
+    )
     useful_seconds: float = Field(
         ge=0, description="Seconds that the completed steps would have taken without interruptions."
     )
@@ -110,7 +113,8 @@ class CostReport(Value):
         """The rows of the report for display, as texts by name."""
         paid = f"{self.paid} for {duration(self.spot_seconds)} of spot"
         standbys = f" ({duration(self.standby_seconds)} of it for standbys)" if self.standby_seconds else ""
-        named = {"paid": f"{paid}{standbys} and {duration(self.on_demand_seconds)} of on-demand"}
+        data = f", {money(self.transfer_cost, self.currency)} of it for data" if self.transfer_cost else ""
+        named = {"paid": f"{paid}{standbys} and {duration(self.on_demand_seconds)} of on-demand{data}"}
         if self.paid_share is not None and self.on_demand_cost is not None:
             named["on-demand alone"] = f"{money(self.on_demand_cost, self.currency)}; {self.saved}"
         if not self.has_own_prices:
@@ -149,12 +153,13 @@ def cost_report(
     cost += sum(spent * pools.price(Capacity.SPOT, deployment) for deployment, spent in held.items()) / HOUR
     rate = _step_seconds(paid, live)
     useful = _trained_steps(history, reached=live.step) * rate
-    alone = (useful + _usual_start(paid, live)) * pools.on_demand_price
+    alone = (useful + _usual_start(paid, live)) * priced_pools(spec, history).on_demand_price
     return CostReport(
         spot_seconds=seconds[Capacity.SPOT],
         on_demand_seconds=seconds[Capacity.ON_DEMAND],
         standby_seconds=sum(held.values()),
         cost=cost,
+        transfer_cost=sum(charge.transfer for charge in charges),
         useful_seconds=useful,
         on_demand_cost=alone / HOUR if useful else None,
         expected_share=next(

@@ -17,7 +17,8 @@ from segue.policy import clamp, estimates, pool_choice
 from segue.policy.estimates import Situation
 from segue.policy.pool_outlook import Outlook, pool_outlook
 from segue.policy.rules.view import Job
-from segue.policy.spending import charges_of
+from segue.policy.spending import charges_of, priced_pools
+from segue.records import Capacity
 from segue.runlog.history import History
 from segue.simulation import feasibility, forecast
 from segue.simulation.forecast import Forecast, Sample, without_measures
@@ -88,7 +89,8 @@ def plan_ahead(
         SpecError: the time of a step is not known, or has an absurd value.
     """
     asked = _asked(spec, history, step_seconds, now=now)
-    spec, here, given = asked.spec, asked.here, list(traces)
+    here, given = asked.here, list(traces)
+    spec = asked.spec.model_copy(update={"pools": priced_pools(asked.spec, asked.history)})
     life = forecast.life_of(asked.history, prior_seconds=_mean_life(given))
     feasibility.refuse_hopeless(spec, here, now=asked.now, life_seconds=life.mean_seconds, save_seconds=save_seconds)
     cadence = forecast.cadence_of(spec, life, save_seconds=save_seconds)
@@ -98,8 +100,8 @@ def plan_ahead(
     rows, found = _rows(given, job, runs=runs, seed=seed)
     expected = forecast.forecast(spec, here, rows, job=job, lost_seconds=lost, on_policy=on_policy)
     moments = forecast.latest_moments(spec, here)
-    together = pool_outlook(spec, asked.history, here, now=asked.now)
-    found += _notes_on(spec, asked.history, expected, job)
+    together = pool_outlook(asked.spec, asked.history, here, now=asked.now)
+    found += _notes_on(asked, expected, job)
     if spec.pools.price_ratio <= 1:
         found += ("no spot pool is cheaper than on-demand",)
     elif not clamp.permits_spot(here):
@@ -148,18 +150,19 @@ def _pools(asked: _Asked, here: Situation, together: Outlook | None) -> list[dic
     after = {each.deployment: each.after_seconds for each in choice.requests} or {choice.deployment: 0.0}
     if together is not None and not together.waits_seconds:
         after = {}
-    pools = pool_choice.pools_of(spec.pools, history, here, now=asked.now)
+    priced = priced_pools(spec, history)
+    pools = pool_choice.pools_of(priced, history, here, now=asked.now)
     paid = {pool.deployment: pool_choice.paid_per_hour_of_work(pool, here=here) for pool in pools}
     found = [
         {
             "deployment": pool.deployment,
-            "price": pool.price,
+            "price": spec.pools.price(Capacity.SPOT, pool.deployment),
             "cost_of_useful_hour": paid[pool.deployment],
             "mean_life_seconds": pool.life_seconds,
             "mean_wait_seconds": pool.wait_seconds,
             "asked_after_seconds": after.get(pool.deployment),
             "is_dearer_than_on_demand": (pool.price if together is not None else paid[pool.deployment])
-            >= spec.pools.on_demand_price,
+            >= priced.on_demand_price,
         }
         for pool in pools
     ]
@@ -167,8 +170,9 @@ def _pools(asked: _Asked, here: Situation, together: Outlook | None) -> list[dic
     return sorted(found, key=lambda each: asked_at.get(each["deployment"], len(after)))
 
 
-def _notes_on(spec: RunSpec, history: History, expected: Forecast, job: Job) -> tuple[str, ...]:
+def _notes_on(asked: _Asked, expected: Forecast, job: Job) -> tuple[str, ...]:
     """Return notes on the limits of the figures."""
+    spec, history = asked.spec, asked.history
     notes: tuple[str, ...] = ()
     cap, cost = spec.budget.per_run, expected.policies[0].cost
     left = None if cap is None else cap - sum(charge.cost for charge in charges_of(spec, history))
@@ -179,6 +183,8 @@ def _notes_on(spec: RunSpec, history: History, expected: Forecast, job: Job) -> 
             f"without a deadline a run waits for spot; {expected.on_demand_share:.0%} of the simulated runs had too "
             f"little of it in {duration(job.total_seconds)} and are counted as finished on on-demand",
         )
+    if spec.pools.transfer_prices and history.newest is None:
+        notes += ("the cost for data between machines and store is missing: no checkpoint has shown its size yet",)
     if len(spec.pools.spot) > 1:
         notes += ("of several spot pools only the cheapest is simulated; a run that asks them all waits for less time",)
     return notes
@@ -219,7 +225,7 @@ def _facts(asked: _Asked, expected: Forecast, *, job: Job) -> dict[str, Any]:
         "cost_p5": first.cost_p5,
         "cost_p95": first.cost_p95,
         "cost_share": first.cost_share,
-        "on_demand_cost": hours * spec.pools.on_demand_price,
+        "on_demand_cost": hours * priced_pools(spec, asked.history).on_demand_price,
         "late_share": first.late_share if spec.deadline else None,
         "preemptions": first.preemptions,
         "lost_seconds": expected.lost_seconds,

@@ -30,6 +30,17 @@ class PriceSource(NamedTuple):
     """The path of the file, the command, or the spot market of the pools that have no `market`."""
 
 
+def _transfer_price(pool: str) -> Any:
+    # Left out if it is not set: older versions refuse a record with a field that they do not know.
+    return Field(
+        0.0,
+        ge=0,
+        exclude_if=lambda price: not price,
+        description=f"Price per GB (10^9 bytes) of data between the machines of {pool} and the store, in either "
+        "direction, in `currency`, e.g. if they are in different regions.",
+    )
+
+
 class SpotPool(FiniteValue):
     """One source of spot capacity, for example one instance type in one zone."""
 
@@ -38,6 +49,7 @@ class SpotPool(FiniteValue):
     market: str | None = Field(
         None, pattern=_MARKET, description="AWS spot market, for prices = 'aws': instance type and zone."
     )
+    transfer_price_per_gb: float = _transfer_price("this pool")
 
 
 def _as_list(given: Any) -> Any:
@@ -76,6 +88,7 @@ class PoolSpec(FiniteValue):
     on_demand: str = Field("segment/on-demand", pattern=_NAME, description="Deployment for on-demand capacity.")
     spot_price: float = Field(_SPOT_PRICE, gt=0, description="Spot price per hour, in `currency`.")
     on_demand_price: float = Field(_ON_DEMAND_PRICE, gt=0, description="On-demand price per hour, in `currency`.")
+    on_demand_transfer_price_per_gb: float = _transfer_price("the on-demand pool")
     currency: str = Field(DEFAULT_CURRENCY, max_length=12, description="Currency of all prices, shown with every cost.")
     prices: str | None = Field(
         None,
@@ -140,6 +153,15 @@ class PoolSpec(FiniteValue):
     def deployments(self) -> tuple[str, ...]:
         """All deployments that run segments. The on-demand deployment is the last."""
         return (*(pool.deployment for pool in self.spot), self.on_demand)
+
+    @property
+    def transfer_prices(self) -> dict[str, float]:
+        """The prices per GB of data between machines and store, by deployment. Deployments without a price are left
+        out.
+        """
+        named = {pool.deployment: pool.transfer_price_per_gb for pool in self.spot}
+        named.setdefault(self.on_demand, self.on_demand_transfer_price_per_gb)
+        return {deployment: price for deployment, price in named.items() if price}
 
     def at(self, prices: Mapping[str, float]) -> PoolSpec:
         """Return a copy of these pools with the given prices, by deployment. Other deployments keep their prices."""

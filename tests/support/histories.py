@@ -32,6 +32,7 @@ from segue.runlog.entries import (
 )
 from segue.runlog.history import History, fold
 from segue.runlog.log import Slot
+from segue.shard import Shard
 from segue.spec import RunSpec
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -110,10 +111,10 @@ class Logbook:
         self.write(ClaimEntry, epoch=self._epoch, deployment=deployment, **facts, **machine)
         return name
 
-    def commit(self, attempt_id: str, step: int) -> CheckpointRef:
-        manifest = Manifest(
-            step=step, samples_seen=step, epoch=0, shards=(), tensor_count=0, components={}, environment=ENVIRONMENT
-        )
+    def commit(self, attempt_id: str, step: int, *, size_bytes: int = 0) -> CheckpointRef:
+        shards = (Shard(f"{step}", size_bytes, size_bytes, (0,)),) if size_bytes else ()
+        facts = {"step": step, "samples_seen": step, "epoch": 0, "shards": shards, "tensor_count": len(shards)}
+        manifest = Manifest(new_bytes=size_bytes, components={}, environment=ENVIRONMENT, **facts)
         slot = self.write(CommitEntry, epoch=self._epoch, attempt_id=attempt_id, manifest=manifest)
         return CheckpointRef(slot=slot, step=step, attempt_id=attempt_id)
 
