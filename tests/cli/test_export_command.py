@@ -94,7 +94,8 @@ def test_a_damaged_checkpoint_ends_the_command_with_1(copied, desk):
     more = ("--format", "torch", "--to", "out", "--store", str(copied.store))
     outcome = desk.run("checkpoints", "export", "tiny", *more)
     assert (outcome.code, outcome.out) == (1, "")
-    assert outcome.err.startswith("segue: the checkpoint of step 40 is damaged: ")
+    # Lines of the log may come before it: a test that loads Prefect also sets up logging.
+    assert "segue: the checkpoint of step 40 is damaged: " in outcome.err
     assert "set aside" not in outcome.err
     assert desk.files() == before
     refusal(desk.run("checkpoints", "export", "tiny", *more, "--step", "30"))
