@@ -23,6 +23,7 @@ _COLUMNS = {
     "policy": None,
     "x on-\ndemand": "cost_vs_on_demand",
     "x opti-\nmum": "cost_vs_optimum",
+    "with\nhand-over": "cost_vs_optimum_with_handover",
     "p95": "p95_vs_optimum",
     "x UP": "vs_uniform_progress",
     "by run": "mean_vs_uniform_progress",

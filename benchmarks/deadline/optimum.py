@@ -3,6 +3,10 @@
 An exact dynamic programme over (tick, mode, cost so far) finds the most work that can be done for a cost. A start's
 changeover counts as negative work; a start that dies before it is made up for is never part of the optimum. All ticks
 but the last are bought whole, as in the simulator.
+
+If the job may hand over, on-demand does the work while the spot machine boots. Its cost for the boot is rounded down to
+the grid of costs, and the spot machine may be lost in the boot without a loss of work. The result is then a lower bound
+of the least cost.
 """
 
 from __future__ import annotations
@@ -31,13 +35,19 @@ def cheapest(job: Job, up: Flags, *, tick_seconds: float) -> Floats:
     spent = np.arange(highest + 1) * tick_seconds / unit
     best = np.full(runs, np.inf)
     d, goal = job.changeover_seconds, job.work_seconds
+    overlap = int(d / tick_seconds * k)
     for at in range(ticks + 1):
         length = min(tick_seconds, job.total_seconds - at * tick_seconds)
         if length <= 0:
             break
         anywhere = np.maximum(np.maximum(spot, on_demand), idle)
         begun = anywhere - d
-        before_spot = np.where(up[:, at, None], np.maximum(spot, begun), never)
+        before_spot = np.maximum(spot, begun)
+        if job.handover:
+            handed = np.full_like(on_demand, never)
+            handed[:, overlap:] = on_demand[:, : highest + 1 - overlap]
+            before_spot = np.maximum(before_spot, handed)
+        before_spot = np.where(up[:, at, None], before_spot, never)
         before_on_demand = np.maximum(on_demand, begun)
         for before, price in ((before_spot, 1.0), (before_on_demand, job.price_ratio)):
             needs = np.maximum(goal - before, 0.0)

@@ -142,10 +142,12 @@ def settings(trace: Trace) -> Iterator[Setting]:
 
 
 def _on_trace(trace: Trace, *, options: Options) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {name: [] for name in ("optimum", "on_demand_cost", *POLICIES)}
+    columns: dict[str, list[Any]] = {name: [] for name in ("optimum", "optimum_with_handover", *POLICIES)}
     for setting in settings(trace):
         up, job = setting.windows(starts=options.starts, seed=options.seed), setting.job
         columns["optimum"].append(cheapest(job, up, tick_seconds=trace.tick_seconds))
+        moves = replace(job, handover=True)
+        columns["optimum_with_handover"].append(cheapest(moves, up, tick_seconds=trace.tick_seconds))
         for name in POLICIES:
             # With free knowledge, all are compared in the published setting, in which starts are known.
             knowledge, is_as_in_a_run = options.knowledge, options.knowledge != "free"
@@ -171,12 +173,14 @@ def _judged(found: dict[str, dict[str, list[Any]]], name: str) -> dict[str, Any]
     vs = {other: _ratios(found, name, other) for other in ("on_demand_only", "uniform_progress")}
     by_trace = {trace: _vs_optimum(of, name) for trace, of in found.items()}
     optimum = np.concatenate(list(by_trace.values()))
+    with_handover = np.concatenate([_vs_optimum(of, name, "optimum_with_handover") for of in found.values()])
     low, high = _interval(list(by_trace.values()))
     return {
         "cost_vs_on_demand": round(float(vs["on_demand_only"].mean()), 4),
         "cost_vs_optimum": round(float(optimum.mean()), 4),
         "cost_vs_optimum_low": round(low, 4),
         "cost_vs_optimum_high": round(high, 4),
+        "cost_vs_optimum_with_handover": round(float(with_handover.mean()), 4),
         "p95_vs_optimum": round(float(np.quantile(optimum, 0.95)), 4),
         "vs_uniform_progress": round(_total(found, name) / _total(found, "uniform_progress"), 4),
         "mean_vs_uniform_progress": round(float(vs["uniform_progress"].mean()), 4),
@@ -193,8 +197,8 @@ def _ratios(found: dict[str, dict[str, list[Any]]], name: str, other: str) -> Fl
     return np.concatenate([mine.cost / theirs.cost for mine, theirs in pairs])
 
 
-def _vs_optimum(columns: dict[str, list[Any]], name: str) -> Floats:
-    pairs = zip(columns[name], columns["optimum"], strict=True)
+def _vs_optimum(columns: dict[str, list[Any]], name: str, optimum: str = "optimum") -> Floats:
+    pairs = zip(columns[name], columns[optimum], strict=True)
     return np.concatenate([column.cost / best for column, best in pairs])
 
 

@@ -18,7 +18,15 @@ from segue.simulation.traces import Trace
 from tests.support.rooms import ROOT
 
 KEYS = {
-    *("cost_vs_on_demand", "cost_vs_optimum", "p95_vs_optimum", "vs_uniform_progress", "misses", "runs"),
+    *(
+        "cost_vs_optimum_with_handover",
+        "cost_vs_on_demand",
+        "cost_vs_optimum",
+        "p95_vs_optimum",
+        "vs_uniform_progress",
+        "misses",
+        "runs",
+    ),
     *("mean_vs_uniform_progress", "cost_vs_optimum_low", "cost_vs_optimum_high", "by_trace"),
 }
 
@@ -44,6 +52,7 @@ def test_every_policy_has_its_figures(report):
         assert (row["misses"], row["runs"]) == (0, 2 * 24)
         assert set(row["by_trace"]) == {"a22-always", "a22-never"}
         assert row["cost_vs_optimum_low"] <= row["cost_vs_optimum"] <= row["cost_vs_optimum_high"]
+        assert row["cost_vs_optimum"] <= row["cost_vs_optimum_with_handover"]
 
 
 @pytest.mark.matrix
