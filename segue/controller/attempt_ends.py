@@ -131,6 +131,7 @@ def _lost_report(
         checkpoint=commits[-1] if commits else None,
         lost_steps=reached - committed,
         seconds=max(alive, 0.0),
+        phase_seconds=beat.phase_seconds if beat else {},
         train_seconds=steps * rate if rate else 0.0,
         train_steps=steps if rate else 0,
         startup_seconds=max(alive - steps * rate, 0.0) if rate else 0.0,

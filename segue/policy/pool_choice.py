@@ -5,11 +5,11 @@ For each pool, an hour of useful work is expected to cost
     (price (1 + d / L) + r / L) e^(w / L)  +  on-demand price x share x W / L
 
 In this formula, L is the mean life of an attempt on the pool, d the changeover, r the money for the checkpoint that a
-start reads, w the work that a death loses, and W the mean wait on the pool. `share` is the remaining work divided by the
-remaining time. `share` is the part of each waited second that has to be bought on on-demand later. If deaths come at a constant rate, the part e^(-w / L) of the
-work is kept. For w far below L, the first term is price (L + d + w) / L. The pool with the least cost is chosen. If
-several pools cost the same, the first of these pools in the list is chosen. A pool without capacity comes last for half
-an hour.
+start reads, w the work that a death loses, and W the mean wait on the pool. `share` is the remaining work divided by
+the remaining time. `share` is the part of each waited second that has to be bought on on-demand later. If deaths come
+at a constant rate, the part e^(-w / L) of the work is kept. For w far below L, the first term is price (L + d + w) / L.
+The pool with the least cost is chosen. If several pools cost the same, the first of these pools in the list is chosen.
+A pool without capacity comes last for half an hour.
 
 An attempt is requested on every pool on which an hour of useful work costs less than on-demand, and the first machine
 that claims the attempt trains it. A pool that is dearer than the chosen pool is asked later: when the wait for the

@@ -210,6 +210,12 @@ class SegmentReport(Record):
     seconds: Seconds = Field(
         0.0, description="Seconds from the claim to the end, on the clock of the machine that wrote this report."
     )
+    phase_seconds: dict[str, Seconds] = Field(
+        default_factory=dict,
+        exclude_if=lambda seconds: not seconds,  # Older versions refuse a record with a field that they do not know.
+        description="Seconds from the claim to the end by phase: build, restore, replay, first step, step, evaluate, "
+        "save, rehearsal, end; empty: the attempt did not write this report itself.",
+    )
     train_seconds: Seconds = Field(
         0.0, description="Seconds from the first new step to the last step, including saves."
     )

@@ -27,6 +27,11 @@ class Heartbeat(Record):
         "planned end, or not "
         "known.",
     )
+    phase_seconds: dict[str, Seconds] = Field(
+        default_factory=dict,
+        exclude_if=lambda seconds: not seconds,
+        description="Seconds since the claim by phase, as in the report of an attempt.",
+    )
     trainer_pid: int
     cadence: str | None = Field(None, description="Current save interval and its reason.")
     saves_delayed: Count = Field(0, description="Number of saves that waited until the previous save was written.")

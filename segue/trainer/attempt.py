@@ -139,7 +139,7 @@ def _claimed(
         stores = [*(StoreSpec(url=store.url) for store in fast), spec.store]
         shards = group.writer(shards or ProcessWriter(stores, rank=group.ranks.rank))
         with closing(shards):
-            activity = Activity(clock)
+            activity = Activity(clock, begun_at=started_at)
             board.phase_of = lambda: activity.phase
             context = AttemptContext(
                 assignment=assignment,

@@ -58,19 +58,39 @@ class Activity:
     training thread stops at its next sign of progress.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, begun_at: float | None = None) -> None:
+        """`begun_at` is the begin of the first phase on the monotonic clock; None: now."""
         self._clock = clock
+        began = clock.monotonic() if begun_at is None else begun_at
+        self._now_in: tuple[Phase, float, dict[Phase, float]] = ("build", began, {})
+        """The phase, its begin, and the seconds in the phases before. The heartbeat thread reads all at once."""
         self._number, self._steps = 0, StepTime()
         self.longest_evaluation_seconds: float | None = None
         self.mark = Mark("starting", 0, 0)
         self.is_reported = False
         """Whether the attempt's report is in the run's log."""
-        self.phase: Phase = "build"
         self.makes_last_step = False
         """Whether an attempt that ends makes one more step. This step may take no longer than the earlier steps."""
         self._trains = threading.get_ident()
         self._taking = threading.Lock()
         self._is_taken = False
+
+    @property
+    def phase(self) -> Phase:
+        return self._now_in[0]
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        now = self._clock.monotonic()
+        self._now_in = (phase, now, self._seconds_until(now))
+
+    def phase_seconds(self) -> dict[str, float]:
+        """Return the seconds that the attempt has spent in each phase so far."""
+        return {phase: round(seconds, 3) for phase, seconds in self._seconds_until(self._clock.monotonic()).items()}
+
+    def _seconds_until(self, now: float) -> dict[Phase, float]:
+        phase, begun_at, before = self._now_in
+        return before | {phase: before.get(phase, 0.0) + now - begun_at}
 
     def take_over(self, seen: Mark) -> bool:
         """Take over the end of the attempt in this thread. Return False if the training thread has made progress since

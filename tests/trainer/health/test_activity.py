@@ -64,3 +64,20 @@ def test_an_attempt_that_ends_may_wait_for_a_slow_store_also_after_its_witness_s
     activity.step_done(10)
     assert activity.mark.kind == "ending"
     assert limit(activity, make_spec) == 1000 + make_spec().checkpoints.max_work_at_risk_seconds
+
+
+def test_every_second_belongs_to_a_phase():
+    clock = FakeClock()
+    activity = Activity(clock, begun_at=clock.monotonic() - 2.0)
+    clock.advance(1.0)
+    activity.phase = "restore"
+    clock.advance(5.0)
+    activity.phase = "step"
+    clock.advance(10.0)
+    with activity.saving():
+        clock.advance(0.5)
+        with activity.evaluating():
+            clock.advance(0.25)
+    clock.advance(1.0)
+    assert activity.phase_seconds() == {"build": 3.0, "restore": 5.0, "step": 11.0, "save": 0.5, "evaluate": 0.25}
+    assert activity.phase == "step"
