@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from segue.testing.killing_store import KillPoint, Moment, Operation
+from benchmarks.crash.killing_store import KillPoint, Moment, Operation
 
 _MOST_FLIGHT_SECONDS = 0.004
 _MOST_WAIT_SECONDS = 0.8

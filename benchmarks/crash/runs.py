@@ -12,6 +12,7 @@ from typing import NoReturn
 from benchmarks.crash import leftovers
 from benchmarks.crash.checks import Checker
 from benchmarks.crash.forked_trainers import ForkServer
+from benchmarks.crash.killing_store import KillPoint, Operation
 from benchmarks.crash.kills import Striker
 from benchmarks.crash.places import Place
 from benchmarks.crash.plan import InsideKill, Kill, OutsideKill
@@ -25,7 +26,6 @@ from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import LocalStore
-from segue.testing.killing_store import KillPoint, Operation
 
 _ATTEMPT_SECONDS = 120.0
 """Longer than any attempt here takes, also on a busy machine: one that is not over by then hangs."""

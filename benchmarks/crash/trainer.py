@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import torch
 from pydantic import Field
 
+from benchmarks.crash.killing_store import Data, Half, KillingStore, KillPoint, half_a_file
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
 from segue.launch.assignment import Assignment, ExitCode
@@ -24,7 +25,6 @@ from segue.runlog.entries import AnyEntry, CommitEntry
 from segue.runlog.log import RunLog
 from segue.spec import StoreSpec
 from segue.stores import LocalStore, Store, open_store
-from segue.testing.killing_store import Data, Half, KillingStore, KillPoint, half_a_file
 from segue.testing.recipes import tiny
 from segue.trainer.attempt import run_attempt
 

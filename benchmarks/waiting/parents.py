@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from benchmarks.waiting.logs import HEARTBEAT_SECONDS, RUN_ID, beat
+from benchmarks.waiting.remote_store import RemoteStore
 from segue.clock import SystemClock
 from segue.controller.recovery import ParentHeartbeat
 from segue.controller.waiting.attempt_starts import Submitted
@@ -18,7 +19,6 @@ from segue.records import SegmentPlan, StopReason
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import LocalStore
-from segue.testing.remote_store import RemoteStore
 
 _WARM_UP_SECONDS = 2.0
 

@@ -16,13 +16,13 @@ from benchmarks.crash.places import made_up_keys, moto_server, new_bucket
 from benchmarks.waiting.far_s3 import far_s3
 from benchmarks.waiting.logs import RUN_ID, spec_of, write_log
 from benchmarks.waiting.parents import wait_for
+from benchmarks.waiting.remote_store import RemoteStore
 from segue.clock import SystemClock
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.runlog.packs import PACK_SLOTS, Packs
 from segue.spec import StoreSpec
 from segue.stores import LocalStore, Store, open_store
-from segue.testing.remote_store import RemoteStore
 
 Say = Callable[[str], None]
 

@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks.crash import leftovers
 from benchmarks.crash.checks import Checker
+from benchmarks.crash.killing_store import KillingStore, Moment, Operation
 from benchmarks.crash.places import LOCAL, S3, LocalPlace
 from benchmarks.crash.plan import NAMES, schedule
 from benchmarks.crash.rounds import Options, measure, passed
@@ -28,7 +29,6 @@ from segue.notices.board import NoticeBoard
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.stores import LocalStore
-from segue.testing.killing_store import KillingStore, Moment, Operation
 from segue.trainer.attempt import run_attempt
 
 ROOT = Path(__file__).parents[2]
@@ -175,7 +175,7 @@ from pathlib import Path
 from segue.runlog.entries import PruneEntry
 from segue.runlog.log import RunLog
 from segue.stores import LocalStore
-from segue.testing.killing_store import KillingStore, KillPoint, Moment, Operation, half_a_file
+from benchmarks.crash.killing_store import KillingStore, KillPoint, Moment, Operation, half_a_file
 inner = LocalStore(Path({str(tmp_path)!r})).create()
 at = KillPoint(operation=Operation.PRUNE_APPEND, moment=Moment({moment.value!r}), number=2)
 noted = Path({str(tmp_path / "noted")!r}).open("a", buffering=1)

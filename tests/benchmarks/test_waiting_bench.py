@@ -9,6 +9,7 @@ from rich.console import Console
 
 from benchmarks.waiting.command import show
 from benchmarks.waiting.logs import RUN_ID, spec_of, write_log
+from benchmarks.waiting.remote_store import RemoteStore
 from benchmarks.waiting.report import MOST_CPU_SHARE, Options, measure, passed
 from benchmarks.waiting.served import served_passed
 from segue.clock import SystemClock
@@ -17,7 +18,6 @@ from segue.policy.estimates import situation
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.stores import LocalStore
-from segue.testing.remote_store import RemoteStore
 
 LENGTHS = (20, 600)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -226,7 +227,7 @@ from segue.notices.board import NoticeBoard
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
-from segue.testing.killing_store import KillingStore, KillPoint, Moment, Operation
+from benchmarks.crash.killing_store import KillingStore, KillPoint, Moment, Operation
 from segue.trainer.attempt import run_attempt
 spec, clock = RunSpec.model_validate_json(sys.argv[1]), SystemClock()
 plan = decide_next(open_run(spec, clock=clock), spec, clock=clock).plan
@@ -243,7 +244,8 @@ def test_a_trainer_killed_before_a_commit_record_loses_no_step_of_that_save(fork
     reference = open_log(undisturbed)
     fork_server.run_to_the_end(reference, undisturbed)
     spec = make_spec(**paced)
-    died = subprocess.run([sys.executable, "-c", KILLED, spec.model_dump_json()], capture_output=True, check=False)
+    command = [sys.executable, "-c", KILLED, spec.model_dump_json()]
+    died = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, check=False)
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()
     runlog = open_log(spec)
     plan = read_history(runlog).open_plan

@@ -8,7 +8,7 @@ import torch
 from segue.checkpoints.format.snapshot import Snapshot, take
 from segue.checkpoints.format.snapshot import digest as digest_on_host
 from segue.checkpoints.loading.live_digest import Looks, digest
-from segue.testing.threaded_device import ThreadedDevice
+from tests.checkpoints.saving.threaded_device import ThreadedDevice
 from tests.checkpoints.test_staging import ODD
 
 

@@ -10,7 +10,7 @@ import torch
 
 from segue.checkpoints.saving.gathering import gathered
 from segue.checkpoints.saving.staging import StagingArea
-from segue.testing.threaded_device import ThreadedDevice
+from tests.checkpoints.saving.threaded_device import ThreadedDevice
 from tests.checkpoints.test_staging import (
     ODD,
     OPTIMIZERS,

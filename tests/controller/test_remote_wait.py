@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from benchmarks.waiting.remote_store import RemoteStore
 from segue.controller.recovery import ParentHeartbeat, register_start
 from segue.controller.waiting.attempt_starts import Submitted
 from segue.controller.waiting.wait import await_report
@@ -16,7 +17,6 @@ from segue.spec import StoreSpec
 from segue.stores import LocalStore, open_store
 from segue.testing.clock import FakeClock
 from segue.testing.faulty_store import FaultyStore
-from segue.testing.remote_store import RemoteStore
 from tests.controller.test_steps import START
 from tests.controller.test_wait import HEARTBEAT_TIMEOUT, POLL, Watched
 

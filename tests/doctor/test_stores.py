@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.waiting.remote_store import RemoteStore
 from segue.clock import SystemClock
 from segue.doctor import stores
 from segue.doctor.check import Item, examine
@@ -22,7 +23,6 @@ from segue.stores import LocalStore
 from segue.stores.base import check_by_writing
 from segue.testing.clock import FakeClock
 from segue.testing.faulty_store import FaultyStore
-from segue.testing.remote_store import RemoteStore
 from tests.doctor.showing import bad, good, makes_fail
 
 RIGHTS = {

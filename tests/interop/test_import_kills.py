@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.crash.killing_store import die
 from segue.checkpoints.saving.staging import StagingArea
 from segue.clock import SystemClock
 from segue.controller.local_run import run_here
@@ -27,7 +28,6 @@ from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
-from segue.testing.killing_store import die
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

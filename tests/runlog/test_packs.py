@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.waiting.remote_store import RemoteStore
 from segue.errors import LogReplacedError
 from segue.runlog import keys
 from segue.runlog.entries import Entry, QuarantineEntry, encode
@@ -18,7 +19,6 @@ from segue.runlog.log import RunLog, Stamp
 from segue.runlog.packs import PACK_SLOTS
 from segue.stores import LocalStore, StoreReadError, StoreWriteError
 from segue.testing.faulty_store import FaultyStore
-from segue.testing.remote_store import RemoteStore
 from tests.flows.test_runs import until
 
 RUN = "run-1"

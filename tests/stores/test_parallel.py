@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.waiting.remote_store import RemoteStore
 from segue.stores import LocalStore, Store, StoreReadError
 from segue.stores.base import ObjectInfo
 from segue.stores.parallel import READERS, read_each
 from segue.testing.faulty_store import FaultyStore
-from segue.testing.remote_store import RemoteStore
 
 MANY = 300
 

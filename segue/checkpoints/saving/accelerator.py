@@ -1,7 +1,6 @@
 """Copies state from accelerators into locked host memory, on side streams that run in parallel with the computation.
 
-Staging uses devices only through an `Accelerator`. Tests can therefore use `segue.testing.threaded_device` instead of a
-device.
+Staging uses devices only through an `Accelerator`. Tests can therefore use a thread that acts as a device.
 """
 
 from __future__ import annotations
