@@ -1,14 +1,16 @@
-"""Shows all segments of a run as one MLflow run, with each step once."""
+"""Shows all segments of a run as one MLflow run, with each step once, and under names that MLflow accepts."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,6 @@ from segue.credentials import redacted
 from segue.errors import MissingExtraError
 from segue.integrations.mlflow_batches import MlflowSender
 from segue.integrations.tracker import CommittedRow, TrackedEnd, TrackedRun
-from segue.interop.mlflow_names import SentNames, allowed_name
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -31,6 +32,9 @@ _MOST_OF_PARAM, _MOST_OF_TAG = 500, 5000
 """Maximum length in characters that every version of MLflow accepts for a parameter and for a tag."""
 _MODEL_SECONDS = 900.0
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+_MOST_OF_NAME = 240
+"""Largest number of characters of a name without its digest. MLflow accepts 250 characters in all."""
+_OTHER = re.compile(r"[^\w.\- /]")
 
 
 class MlflowTracker:
@@ -222,3 +226,53 @@ def _failure_of(command: Sequence[str]) -> str | None:
 
 def _milliseconds(at: datetime) -> int:
     return round(at.timestamp() * 1000)
+
+
+def allowed_name(name: str) -> str:
+    """Return the name itself if MLflow accepts the name.
+
+    Otherwise return a similar name, for example `acc_at_5` for `acc@5`. MLflow accepts letters, digits, `_`, `-`, `.`,
+    spaces, and `/` between parts that are valid file names.
+    """
+    text = _OTHER.sub("_", name.replace("@", "_at_"))
+    text = "/".join(part for part in text.split("/") if part not in ("", ".", "..")) or "_"
+    if text.startswith(".."):
+        text = f"_{text}"
+    return text if len(text) <= _MOST_OF_NAME else with_digest(text, name)
+
+
+def with_digest(text: str, name: str) -> str:
+    """Return the text with a digest of the name, so that no other name gives the same text."""
+    return f"{text[:_MOST_OF_NAME]}_{hashlib.sha256(name.encode('utf-8', 'backslashreplace')).hexdigest()[:8]}"
+
+
+class SentNames:
+    """The MLflow name for each name of a run. Two names of a run never get the same MLflow name."""
+
+    def __init__(self, changed: Mapping[str, str] | None = None) -> None:
+        """`changed` contains the names that an earlier process sent under other names."""
+        self._sent = dict(changed or {})
+
+    def __getitem__(self, name: str) -> str:
+        return self._sent[name]
+
+    def learn(self, names: Iterable[str]) -> dict[str, str]:
+        """Choose the MLflow names for these names. Return the new names with a different MLflow name.
+
+        Names that MLflow accepts unchanged come first. If another name would become the same, this other name gets a
+        digest.
+        """
+        found = {}
+        for name in sorted({*names} - self._sent.keys(), key=lambda each: (allowed_name(each) != each, each)):
+            text = allowed_name(name)
+            if text in self._sent.values():
+                text = with_digest(text, name)
+            self._sent[name] = text
+            if text != name:
+                found[name] = text
+        return found
+
+    @property
+    def changed(self) -> dict[str, str]:
+        """All names that are sent under other names."""
+        return {name: text for name, text in self._sent.items() if text != name}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from segue.errors import MissingExtraError
-from segue.interop.mlflow_names import allowed_name
+from segue.integrations.mlflow import allowed_name
 from segue.markup import inline
 from segue.retraining.history import Models
 from segue.retraining.model_record import Candidate

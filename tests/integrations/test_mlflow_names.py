@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.interop.mlflow_names import SentNames, allowed_name
+from segue.integrations.mlflow import SentNames, allowed_name
 
 _CHARACTERS = re.compile(r"[/\w.\- ]+")
 """The rule of MLflow's `validate_param_and_metric_name`, without the colon, which not every server takes."""
