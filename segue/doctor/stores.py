@@ -1,4 +1,7 @@
-"""Checks the store: rights, put-if-absent, consistency, latency, clock, and rules that remove objects."""
+"""Checks the store: rights, put-if-absent, consistency, latency, clock, and rules that remove objects.
+
+The check of the clock is in `clock_skew.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from statistics import median
 
 from segue.clock import Clock
 from segue.doctor.check import Item, Result, fail, ok, skipped, warn
+from segue.doctor.clock_skew import clock_skew
 from segue.doctor.races import race
 from segue.doctor.scratch import Scratch
 from segue.doctor.subject import Subject
@@ -18,14 +22,6 @@ from segue.stores.base import WRONG_CLOCK, Examinable, HasRules, put_new
 from segue.units import duration
 
 _PUTS = 5
-_SKEW_WARN_SECONDS, _SKEW_FAIL_SECONDS = 5.0, 60.0
-"""Clock differences in seconds from which a check warns or fails.
-
-S3 refuses requests if the clock is 15 minutes off. AWS announces an interruption two minutes ahead, by the clock of
-AWS.
-"""
-_WHOLE_SECONDS = 1.0
-"""Rounding error in seconds of stores that show times in whole seconds."""
 _RIGHTS = {
     "write": "s3:PutObject on S3, storage.objects.create and delete on Google Cloud",
     "read": "s3:GetObject on S3, storage.objects.get on Google Cloud",
@@ -202,38 +198,6 @@ def judge_latency(seconds: float, liveness: LivenessSpec) -> Result:
             fix="raise liveness.heartbeat_seconds and liveness.heartbeat_timeout_seconds, or use a nearer store.",
         )
     return ok(took)
-
-
-def clock_skew(store: Store, scratch: Scratch, *, clock: Clock) -> Result:
-    """Check the difference between this machine's clock and the store's clock."""
-    if not isinstance(store, Examinable):
-        return skipped("this kind of store does not show when an object was written")
-    key = scratch.new_key()
-    try:
-        before = clock.now()
-        store.put(key, b"x")
-        after = clock.now()
-        at = store.modified_at(key)
-    finally:
-        scratch.forget(store, key)
-    early, late = (before - at).total_seconds() - _WHOLE_SECONDS, (at - after).total_seconds()
-    return judge_skew(max(early, late, 0.0), is_ahead=early > 0)
-
-
-def judge_skew(seconds: float, *, is_ahead: bool) -> Result:
-    """Judge whether a difference of this size between the clocks is harmful. The function is pure.
-
-    An attempt compares the time of a preemption on AWS or Azure with its own clock, and S3 refuses requests whose time
-    is far off. The parent uses the clock of its Prefect server. Only if the server does not answer, the parent uses its
-    own clock. Heartbeats are compared by their counters, not by clocks.
-    """
-    if seconds < _SKEW_WARN_SECONDS:
-        return ok(f"this machine's clock and the store's differ by less than {duration(_SKEW_WARN_SECONDS)}")
-    reason = f"this machine's clock is {duration(seconds)} {'ahead of' if is_ahead else 'behind'} the store's"
-    fix = "synchronize the clock of this machine (chrony, systemd-timesyncd)."
-    if seconds < _SKEW_FAIL_SECONDS:
-        return warn(f"{reason}; the times in notices of AWS and Azure are wrong by this difference", fix=fix)
-    return fail(f"{reason}; an attempt would react too late to a notice of AWS or Azure", fix=fix)
 
 
 def retention(store: Store) -> Result:

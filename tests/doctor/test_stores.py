@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.waiting.remote_store import RemoteStore
 from segue.clock import SystemClock
-from segue.doctor import stores
+from segue.doctor import clock_skew, stores
 from segue.doctor.check import Item, examine
 from segue.doctor.races import Round, judge, race
 from segue.doctor.scratch import Scratch
@@ -219,10 +219,10 @@ def test_a_store_that_is_slower_than_heartbeats_is_found(store, seconds, outcome
 @makes_fail("store.clock")
 @pytest.mark.parametrize(("off", "outcome"), [(1, None), (-30, "warn"), (30, "warn"), (-90, "fail"), (90, "fail")])
 def test_a_clock_that_differs_from_the_stores_is_found(store, off, outcome):
-    result = stores.clock_skew(store, Scratch(), clock=Shifted(off))
+    result = clock_skew.clock_skew(store, Scratch(), clock=Shifted(off))
     if outcome is None:
         good(result)
-        result, outcome = stores.judge_skew(60.0, is_ahead=True), "fail"
+        result, outcome = clock_skew.judge_skew(60.0, is_ahead=True), "fail"
     bad("store.clock", result, outcome, "ahead of" if off > 0 else "behind", "synchronize")
 
 
@@ -236,5 +236,5 @@ def test_a_folder_in_memory_does_not_keep_what_is_stored(tmp_path):
 
 def test_a_store_that_shows_neither_its_clock_nor_its_rules_is_skipped(store):
     plain = FaultyStore(store, fails=lambda operation, key: False)
-    for look in (stores.retention, partial(stores.clock_skew, scratch=Scratch(), clock=SystemClock())):
+    for look in (stores.retention, partial(clock_skew.clock_skew, scratch=Scratch(), clock=SystemClock())):
         assert look(plain).outcome == "skipped"

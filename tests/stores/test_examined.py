@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from segue.clock import SystemClock
-from segue.doctor import stores
+from segue.doctor import clock_skew, stores
 from segue.doctor.check import examine
 from segue.doctor.races import race
 from segue.doctor.scratch import Scratch
@@ -95,7 +95,7 @@ def test_only_rules_that_take_objects_below_the_prefix_away_do_harm(rule, is_har
 
 
 def test_the_time_of_an_object_is_the_servers(bucket_spec):
-    good(stores.clock_skew(open_store(bucket_spec), Scratch(), clock=SystemClock()))
+    good(clock_skew.clock_skew(open_store(bucket_spec), Scratch(), clock=SystemClock()))
 
 
 @pytest.fixture
