@@ -1,11 +1,11 @@
-"""Compares a candidate with the model in service on the same rows, and decides whether the candidate is promoted.
+"""Compares a candidate with the model in service on the same rows. `promotion.py` decides by this comparison.
 
 The module is pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from segue.errors import ScoresError
 from segue.retraining.model_record import Comparison, Interval, LeftOut
+from segue.retraining.promotion import decide  # noqa: F401 - programs that compare models themselves find it here
 from segue.retraining.spec import EvaluationSpec
 from segue.retraining.subgroups import Subgroups, subgroups
 
@@ -34,13 +35,6 @@ _LARGEST = 1e150
 _MOST_GAIN = 1e9
 _FIRST_ROWS = 5
 _MOST_PLACES = 5
-
-
-class Promotion(NamedTuple):
-    """Whether a candidate replaces the model in service, and the reason."""
-
-    is_promoted: bool
-    why: str
 
 
 def checked_scores(scores: object, *, rows: int, function: str, place_of: Callable[[int], str] = str) -> Scores:
@@ -131,60 +125,6 @@ def compare(
     return tuple(
         _comparison(name, pairs[name], weights, groups if name == metric else []) for name in [*wanted, *others]
     )
-
-
-def decide(spec: EvaluationSpec, comparisons: Sequence[Comparison], *, faults: Sequence[str] = ()) -> Promotion:
-    """Decide whether the candidate is promoted. The first comparison must use the metric that decides.
-
-    Each of `faults` is a reason why the candidate must not be in service, even if the metrics of the candidate are
-    better.
-    """
-    first = comparisons[0]
-    reasons = [*faults, *_reasons_against(spec, comparisons)]
-    if first.gain is not None:
-        praise = f"{first.metric} is better by {_percent(first.gain.value)}, {_range(first.gain)}"
-    elif first.left_out.in_service:
-        praise = f"{first.metric} of the model in service is not finite in any row"
-    else:
-        praise = "no model was in service"
-    return Promotion(is_promoted=not reasons, why="; ".join([*(reasons or [praise]), *_remarks(comparisons)]))
-
-
-def _reasons_against(spec: EvaluationSpec, comparisons: Sequence[Comparison]) -> Iterator[str]:
-    first = comparisons[0]
-    for each in comparisons:
-        if each.left_out.candidate:
-            yield f"{each.metric} is not finite in {_rows(each.left_out.candidate, each.left_out)}"
-        elif each.candidate is None and not each.left_out.in_service:
-            yield f"{each.metric} is not finite in any row"
-    if first.gain is not None and first.gain.low < spec.min_gain:
-        least = f"its lower end must reach {_percent(spec.min_gain)}"
-        yield f"the gain in {first.metric} is {_percent(first.gain.value)}, {_range(first.gain)}; {least}"
-    for each in comparisons[1:]:
-        allowed = spec.guards.get(each.metric)
-        if allowed is not None and each.gain is not None and each.gain.value < -allowed:
-            yield f"{each.metric} is worse by {_percent(-each.gain.value)}; at most {_percent(allowed)} is accepted"
-    for group, gain in first.groups.items():
-        if gain < -spec.max_group_loss:
-            worse = f"{first.metric} is worse by {_percent(-gain)} where {group}"
-            yield f"{worse}; at most {_percent(spec.max_group_loss)} is accepted"
-
-
-def _remarks(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """Return the facts that a reader of the decision must know, although these facts do not affect the decision."""
-    yield from comparisons[0].group_notes
-    for each in comparisons:
-        count = each.left_out.in_service + each.left_out.both
-        if count and each.candidate is not None:
-            yield f"{each.metric} was compared without {_rows(count, each.left_out)}: it is not finite there"
-
-
-def _rows(count: int, left_out: LeftOut) -> str:
-    """Describe the rows in words. If all rows are of one kind, the text contains their numbers."""
-    if count != left_out.count:
-        return f"{count:,} {'row' if count == 1 else 'rows'}"
-    numbers = ", ".join(map(str, left_out.first))
-    return f"row {numbers}" if count == 1 else f"{count:,} rows ({numbers}{', ...' if count > _FIRST_ROWS else ''})"
 
 
 class _Pair(NamedTuple):
@@ -280,11 +220,3 @@ def _gains(candidate: npt.NDArray[np.float64], in_service: npt.NDArray[np.float6
 def _interval(value: float, resampled: npt.NDArray[np.float64]) -> Interval:
     low, high = np.nanpercentile(resampled, _INTERVAL)
     return Interval(value=value, low=float(low), high=float(high))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
-
-
-def _range(interval: Interval) -> str:
-    return f"95 % interval {_percent(interval.low)} to {_percent(interval.high)}"

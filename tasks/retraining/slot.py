@@ -15,7 +15,6 @@ from prefect.cache_policies import NO_CACHE
 from segue.errors import ModelChangedError
 from segue.prefect.parent_clock import as_parent, parent_clock
 from segue.prefect.ui.artifacts import artifact_key
-from segue.retraining.asking import asked
 from segue.retraining.gate.docs import store_docs
 from segue.retraining.gate.record import GateResult
 from segue.retraining.gate.window_check import check_window
@@ -23,6 +22,7 @@ from segue.retraining.history import Models
 from segue.retraining.model_record import SlotStart
 from segue.retraining.models import ModelsLog
 from segue.retraining.pages import card, gate_page, history_page
+from segue.retraining.promotion import asked
 from segue.retraining.slots import run_id_of, stamp_of, store_of
 from segue.retraining.spec import RetrainSpec, Window
 from segue.retraining.versions.candidate_jobs import BeginJob, CheckJob, EvaluateJob, MirrorJob, run_job

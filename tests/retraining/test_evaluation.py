@@ -8,7 +8,8 @@ import pytest
 
 from segue.errors import ScoresError
 from segue.parsing import parsed
-from segue.retraining.evaluation import checked_scores, compare, decide
+from segue.retraining.evaluation import checked_scores, compare
+from segue.retraining.promotion import decide
 from segue.retraining.spec import EvaluationSpec
 
 ROWS = 4000

@@ -23,10 +23,11 @@ from segue.interop.load import choose_checkpoint, read_verified
 from segue.recipe import import_build
 from segue.reports.cost_report import cost_report
 from segue.reports.summary import late_seconds_at_end
-from segue.retraining.evaluation import Promotion, Scores, compare, decide
+from segue.retraining.evaluation import Scores, compare
 from segue.retraining.model_record import Candidate, Comparison, SlotStart, Training
 from segue.retraining.models import ModelsLog
 from segue.retraining.program_check import require_publishable
+from segue.retraining.promotion import Promotion, decide
 from segue.retraining.slots import store_of
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.versions.candidate_jobs import JOB, AnyJob, BeginJob, CheckJob, EvaluateJob, JobResult, MirrorJob

@@ -18,12 +18,12 @@ from segue.prefect.recovery.slot_parents import next_start
 from segue.prefect.slots.events import event_of
 from segue.prefect.slots.turns import Turns
 from segue.records import ParentRecord
-from segue.retraining.asking import asked
 from segue.retraining.gate.record import GateResult
 from segue.retraining.history import Models, SlotState
 from segue.retraining.model_record import Answer, Candidate, Decision, SlotEnd, SlotStart
 from segue.retraining.models import ModelsLog
 from segue.retraining.pages import card, history_page, question
+from segue.retraining.promotion import asked
 from segue.retraining.slots import heartbeat_of
 from segue.retraining.spec import RetrainSpec, Window
 from segue.retraining.versions.version_files import put_artifact, require_artifact
