@@ -9,7 +9,7 @@ import pytest
 
 from segue.doctor import launchers
 from segue.doctor.check import CheckOutcome, fail, warn
-from segue.doctor.pools.job_judgement import nodes
+from segue.doctor.pools.judgement import JUDGES
 from segue.doctor.subject import Subject
 from segue.launch.problem import Problem, refusals
 from segue.prefect.kubernetes_nodes import read_nodes, with_nodes
@@ -44,8 +44,8 @@ def test_a_label_that_no_node_has_is_a_warning(cluster, monkeypatch):
     on_spot = on_kubernetes(templates.kubernetes(pod=SPOT))
     on_gpu = on_kubernetes(templates.kubernetes(pod={"nodeSelector": {"gpu": "h100"}}))
     first, second, third = with_nodes([on_spot, on_gpu, on_kubernetes()])
-    good(nodes(first, Needs()))
-    bad("pool.nodes", nodes(second, Needs()), "warn", "gpu=h100", "nodeSelector")
+    good(JUDGES["pool.nodes"](first, Needs()))
+    bad("pool.nodes", JUDGES["pool.nodes"](second, Needs()), "warn", "gpu=h100", "nodeSelector")
     assert third.nodes is None
 
 
@@ -54,7 +54,7 @@ def test_where_the_nodes_cannot_be_read_the_reason_is_said_and_nothing_is_raised
     (tmp_path / "config").write_bytes(CONFIGURATIONS.get(of, b""))
     monkeypatch.setenv("KUBECONFIG", str(cluster.config if of == "no right" else tmp_path / "config"))
     [state] = with_nodes([on_kubernetes(templates.kubernetes(pod=SPOT))])
-    found = nodes(state, Needs())
+    found = JUDGES["pool.nodes"](state, Needs())
     assert found.outcome is CheckOutcome.SKIPPED
     assert ("HTTP 403" if of == "no right" else state.why_no_nodes) in found.reason
     assert state.why_no_nodes

@@ -173,7 +173,7 @@ def test_what_is_wrong_with_a_pool_is_said_with_the_fix(name, state, outcome, wo
 @pytest.mark.parametrize("state", [on_kubernetes(), on_ecs()])
 def test_a_sound_pool_of_containers_passes(state):
     needs = Needs(grace_seconds=59, is_store_remote=True)
-    results = {name: look(state, needs) for name, look in JUDGES.items()}
+    results = {name: result for name, look in JUDGES.items() if (result := look(state, needs)) is not None}
     assert {name: result for name, result in results.items() if result.outcome not in ("ok", "skipped")} == {}
     assert refusals([state], needs) == []
 

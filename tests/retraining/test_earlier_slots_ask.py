@@ -24,8 +24,8 @@ from segue.retraining.window import window_of
 from segue.runlog.parents import parents, read_parent
 from segue.stores import open_store
 from tests.retraining.monthly import Monthly, slot_of_month
-from tests.retraining.test_promotion import PASSED
 from tests.retraining.test_models import candidate
+from tests.retraining.test_promotion import PASSED
 
 A, B, C = (slot_of_month(month) for month in (4, 5, 6))
 

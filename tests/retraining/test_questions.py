@@ -17,8 +17,8 @@ from segue.retraining.versions.version_files import put_artifact
 from segue.stores import open_store
 from segue.testing.clock import FakeClock
 from tests.retraining.monthly import Monthly
-from tests.retraining.test_promotion import LATE, NOW, UNTIL, begin, decision, waiting
 from tests.retraining.test_models import candidate
+from tests.retraining.test_promotion import LATE, NOW, UNTIL, begin, decision, waiting
 
 
 class Suspended(BaseException):

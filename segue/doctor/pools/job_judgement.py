@@ -1,4 +1,7 @@
-"""Judges the job of a segment: its command, grace period, retries, memory, nodes, store. The module is pure."""
+"""Judges the job of a segment: its command, grace period, retries, memory, nodes, store. The module is pure.
+
+`judgement.py` lists the types of pools to which each check applies.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,8 @@ https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinitio
 _COMMAND = "set the job variable `command` to `python -m segue.flows.prefect_engine`"
 
 
-def sigterm(state: PoolState, needs: Needs) -> Result:
+def sigterm(state: PoolState, job: PoolJob, needs: Needs) -> Result:
     """Check that a segment receives SIGTERM, and that Prefect does not restart its flow run at SIGTERM."""
-    job = state.job
-    if job is None or not job.is_known:
-        return _of_other_job(state)
     if job.starts_engine or (job.command is None and not job.is_container):  # A worker for processes starts the engine.
         return ok(f"{state.deployment}: the engine receives SIGTERM itself")
     starter = f"`{job.command}`" if job.command else "Prefect's default command"
@@ -48,11 +48,8 @@ def sigterm(state: PoolState, needs: Needs) -> Result:
     return warn(reason, fix=f"{_COMMAND}.")
 
 
-def retries(state: PoolState, needs: Needs) -> Result:
+def retries(state: PoolState, job: PoolJob, needs: Needs) -> Result:
     """Check that the platform does not start an ended segment again by itself."""
-    job = state.job
-    if job is None or job.type != KUBERNETES:
-        return _of_other_job(state)
     if job.retries != 0:
         return fail(
             f"{state.named} has backoffLimit {job.retries}: Kubernetes starts a preempted segment again, and so "
@@ -67,11 +64,8 @@ def retries(state: PoolState, needs: Needs) -> Result:
     return ok(f"{state.deployment}: Kubernetes starts no segment again")
 
 
-def pod_replacement(state: PoolState, needs: Needs) -> Result:
+def pod_replacement(state: PoolState, job: PoolJob, needs: Needs) -> Result:
     """Check that a pod that still saves counts as running (kubernetes.io/docs/concepts/workloads/controllers/job/)."""
-    job = state.job
-    if job is None or job.type != KUBERNETES:
-        return _of_other_job(state)
     if job.counts_ending_pods_as_failed:
         return warn(
             f"{state.named} does not set podReplacementPolicy to Failed: Kubernetes counts a pod as failed when it "
@@ -97,12 +91,10 @@ def _most_seconds(job: PoolJob) -> tuple[float, str]:
     return (_MOST_STOP_SECONDS, "ECS") if job.type == ECS else most_grace_seconds(job.node_needs)
 
 
-def grace_period(state: PoolState, needs: Needs) -> Result:
+def grace_period(state: PoolState, job: PoolJob, needs: Needs) -> Result:
     """Check that the platform's grace period is at least the grace_seconds of the run."""
-    job = state.job
-    if job is None or job.grace_seconds is None:
-        return _of_other_job(state)
     given, name = job.grace_seconds, "terminationGracePeriodSeconds" if job.type == KUBERNETES else "stopTimeout"
+    assert given is not None  # Containers always have a grace period.
     most, platform = _most_seconds(job)
     if job.type == ECS and given > most:
         reason = f"{state.named} has {name} {given:g}, and ECS refuses every task with more than {most:g}"
@@ -123,17 +115,7 @@ def grace_period(state: PoolState, needs: Needs) -> Result:
     )
 
 
-def _of_other_job(state: PoolState) -> Result:
-    """Return the result of a check that does not apply to the jobs of this type of pool."""
-    if state.job is None or not state.job.is_known:
-        return skipped(f"the jobs of {state.named} are not known (type {state.job.type if state.job else 'unknown'})")
-    return skipped(f"the check does not apply to a pool of type {state.job.type}")
-
-
-def shared_memory(state: PoolState, needs: Needs) -> Result:
-    job = state.job
-    if job is None or job.has_shared_memory is None:
-        return _of_other_job(state)
+def shared_memory(state: PoolState, job: PoolJob, needs: Needs) -> Result:
     if job.has_shared_memory:
         return ok(f"{state.deployment}: /dev/shm is an emptyDir in memory")
     return warn(
@@ -143,10 +125,7 @@ def shared_memory(state: PoolState, needs: Needs) -> Result:
     )
 
 
-def finished_jobs(state: PoolState, needs: Needs) -> Result:
-    job = state.job
-    if job is None or job.type != KUBERNETES:
-        return _of_other_job(state)
+def finished_jobs(state: PoolState, job: PoolJob, needs: Needs) -> Result:
     if job.keeps_finished:
         return warn(
             f"{state.named} has no ttlSecondsAfterFinished: the job of every segment stays in the cluster",
@@ -155,14 +134,11 @@ def finished_jobs(state: PoolState, needs: Needs) -> Result:
     return ok(f"{state.deployment}: ended jobs are removed")
 
 
-def nodes(state: PoolState, needs: Needs) -> Result:
+def nodes(state: PoolState, job: PoolJob, needs: Needs) -> Result:
     """Check that a node has the labels that the template requires.
 
     If no node has them, an autoscaler may start such a node later.
     """
-    job = state.job
-    if job is None or job.type != KUBERNETES:
-        return _of_other_job(state)
     if not job.node_needs:
         return ok(f"{state.deployment}: the template requires no labels of nodes")
     if state.nodes is None:
@@ -177,10 +153,7 @@ def nodes(state: PoolState, needs: Needs) -> Result:
     )
 
 
-def container_memory(state: PoolState, needs: Needs) -> Result:
-    job = state.job
-    if job is None or job.type != ECS:
-        return _of_other_job(state)
+def container_memory(state: PoolState, job: PoolJob, needs: Needs) -> Result:
     if job.memory is None:
         reason = f"{state.named} sets no memory: Prefect gives its tasks 2 GB"
         return warn(reason, fix="set `memory` in the template or as a job variable.")

@@ -6,15 +6,32 @@ is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from segue.doctor.check import CheckOutcome, Result, skipped, worst
 from segue.doctor.pools import job_judgement, queue_judgement
 from segue.doctor.pools.pool_state import Needs, PoolState
-from segue.doctor.pools.segment_job import CONTAINERS, ECS, KUBERNETES, PoolJob
+from segue.doctor.pools.segment_job import CONTAINERS, ECS, KUBERNETES, PROCESS, PoolJob
 
-Judge = Callable[[PoolState, Needs], Result]
+Judge = Callable[[PoolState, Needs], Result | None]
+"""A check of one pool. The result is None if the check does not apply to the type of the pool."""
+
+
+@dataclass(frozen=True)
+class OfJobs:
+    """A check of the jobs of a pool. It applies only to pools of some types, and is skipped if the jobs are unknown."""
+
+    look: Callable[[PoolState, PoolJob, Needs], Result]
+    types: tuple[str, ...]
+
+    def __call__(self, state: PoolState, needs: Needs) -> Result | None:
+        job = state.job
+        if job is None or not job.is_known:
+            return skipped(f"the jobs of {state.named} are not known (type {job.type if job else 'unknown'})")
+        return self.look(state, job, needs) if job.type in self.types else None
+
 
 JUDGES: Mapping[str, Judge] = MappingProxyType(
     {
@@ -23,55 +40,38 @@ JUDGES: Mapping[str, Judge] = MappingProxyType(
         "pool.workers": queue_judgement.workers,
         "pool.limits": queue_judgement.limits,
         "pool.job-variables": queue_judgement.job_variables,
-        "pool.sigterm": job_judgement.sigterm,
-        "pool.backoff-limit": job_judgement.retries,
-        "pool.pod-replacement": job_judgement.pod_replacement,
-        "pool.grace-period": job_judgement.grace_period,
-        "pool.shared-memory": job_judgement.shared_memory,
-        "pool.finished-jobs": job_judgement.finished_jobs,
-        "pool.memory": job_judgement.container_memory,
-        "pool.nodes": job_judgement.nodes,
+        "pool.sigterm": OfJobs(job_judgement.sigterm, (*CONTAINERS, PROCESS)),
+        "pool.backoff-limit": OfJobs(job_judgement.retries, (KUBERNETES,)),
+        "pool.pod-replacement": OfJobs(job_judgement.pod_replacement, (KUBERNETES,)),
+        "pool.grace-period": OfJobs(job_judgement.grace_period, CONTAINERS),
+        "pool.shared-memory": OfJobs(job_judgement.shared_memory, (KUBERNETES,)),
+        "pool.finished-jobs": OfJobs(job_judgement.finished_jobs, (KUBERNETES,)),
+        "pool.memory": OfJobs(job_judgement.container_memory, (ECS,)),
+        "pool.nodes": OfJobs(job_judgement.nodes, (KUBERNETES,)),
         "pool.store": job_judgement.store_reach,
     }
 )
 """Every check of a pool, by its name."""
 OF_PARENTS = ("pool.queue", "pool.paused", "pool.workers", "pool.limits", "pool.job-variables")
 """Names of the checks that also apply to the pool of the parents."""
-_OF_TYPES: Mapping[str, Sequence[str]] = MappingProxyType(
-    {
-        "pool.backoff-limit": (KUBERNETES,),
-        "pool.pod-replacement": (KUBERNETES,),
-        "pool.grace-period": CONTAINERS,
-        "pool.shared-memory": (KUBERNETES,),
-        "pool.finished-jobs": (KUBERNETES,),
-        "pool.memory": (ECS,),
-        "pool.nodes": (KUBERNETES,),
-    }
-)
-"""The types of pools to which a check applies. A check that is not listed applies to all types."""
 _OF_BLOCKERS = ("pool.queue", "pool.paused", "pool.workers")
 """Names of the checks whose warning means that no flow run starts now."""
 
 
 def judge(name: str, segments: Sequence[PoolState], parents: Sequence[PoolState], needs: Needs) -> Result:
     """Make one check for the pools of segments and parents. Return the worst result with its reasons."""
-    concerned = [state for state in segments if _concerns(name, state.job)]
-    if segments and not concerned:
-        return skipped(f"no pool is of type {' or '.join(_OF_TYPES[name])}")
-    results = [JUDGES[name](state, needs) for state in concerned]
+    results = _results([name], segments, needs)
+    check = JUDGES[name]
+    if segments and not results and isinstance(check, OfJobs):
+        return skipped(f"no pool is of type {' or '.join(check.types)}")
     if name in OF_PARENTS:
-        results += [JUDGES[name](state, Needs()) for state in parents]
+        results += _results([name], parents, Needs())
     return worst(results) if results else skipped("no deployment of the run has a pool")
-
-
-def _concerns(name: str, job: PoolJob | None) -> bool:
-    """Whether a check applies to a pool with such jobs. A check also applies if the jobs are not known."""
-    return job is None or not job.is_known or job.type in _OF_TYPES.get(name, (job.type,))
 
 
 def refusals(states: Sequence[PoolState], needs: Needs) -> list[Result]:
     """Return the failed checks that keep segments from running correctly. A paused pool only causes a warning."""
-    return _results(states, needs, tuple(JUDGES), CheckOutcome.FAIL)
+    return [result for result in _results(JUDGES, states, needs) if result.outcome is CheckOutcome.FAIL]
 
 
 def warnings(states: Sequence[PoolState], needs: Needs) -> list[Result]:
@@ -79,14 +79,15 @@ def warnings(states: Sequence[PoolState], needs: Needs) -> list[Result]:
     `PoolState.blocker`).
     """
     names = [name for name in JUDGES if name not in _OF_BLOCKERS]
-    return list(dict.fromkeys(_results(states, needs, names, CheckOutcome.WARN)))
+    found = (result for result in _results(names, states, needs) if result.outcome is CheckOutcome.WARN)
+    return list(dict.fromkeys(found))
 
 
 def refusals_of_parents(states: Sequence[PoolState]) -> list[Result]:
     """Return the failures of pools of parents. Parents train nothing."""
-    return _results(states, Needs(), OF_PARENTS, CheckOutcome.FAIL)
+    return [result for result in _results(OF_PARENTS, states, Needs()) if result.outcome is CheckOutcome.FAIL]
 
 
-def _results(states: Sequence[PoolState], needs: Needs, names: Sequence[str], outcome: CheckOutcome) -> list[Result]:
+def _results(names: Iterable[str], states: Sequence[PoolState], needs: Needs) -> list[Result]:
     found = (JUDGES[name](state, needs) for state in states for name in names)
-    return [result for result in found if result.outcome is outcome]
+    return [result for result in found if result is not None]

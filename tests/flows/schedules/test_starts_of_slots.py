@@ -23,8 +23,8 @@ from segue.retraining.spec import Window
 from segue.runlog.parents import read_parent, remove_parent, write_parent
 from segue.tasks.retraining.triggers import start_triggered
 from tests.retraining.monthly import Monthly, slot_of_month
-from tests.retraining.test_promotion import PASSED, begin
 from tests.retraining.test_models import candidate
+from tests.retraining.test_promotion import PASSED, begin
 
 pytestmark = pytest.mark.prefect
 
