@@ -11,7 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from segue.checkpoints.loading.quarantine import give_up_by_name, lift
 from segue.cli.options import DefaultCommandGroup, Endpoint, Json, Store, read_run
-from segue.errors import COMMAND_LINE, SpecError
+from segue.errors import COMMAND_LINE, OptionError
 from segue.interop.export import ExportFormat, require_free_folder, write_export
 from segue.interop.import_weights import ImportReport, import_weights
 from segue.interop.load import find_checkpoint
@@ -79,9 +79,7 @@ def export(
     """
     log, history = read_run(run, store=store, endpoint_url=endpoint_url)
     if best and step is not None:
-        raise SpecError(
-            source=COMMAND_LINE, problems=("--best: it cannot be used together with --step; give one of them",)
-        )
+        raise OptionError("--best: it cannot be used together with --step; give one of them")
     wanted: int | Literal["best"] | None = "best" if best else step
     checkpoint = find_checkpoint(log, history, step=wanted, take_quarantined=quarantined)
     folder = require_free_folder(to)

@@ -7,7 +7,7 @@ import math
 import re
 from datetime import UTC, datetime, timedelta
 
-from segue.errors import COMMAND_LINE, SpecError
+from segue.errors import OptionError
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(min|s|m|h|d)\s*")
 _DURATION = re.compile(rf"\+?\s*(?:{_PART.pattern})+")
@@ -24,12 +24,12 @@ def parse_deadline(text: str, *, now: datetime) -> datetime:
     try:
         moment = _moment(text.strip(), now=now)
     except (ValueError, OverflowError):
-        problem = f"deadline: {text!r} is not a time; write +2h, +8h30m, 06:00 or 2026-12-01T06:00:00+00:00"
-        raise SpecError(source=COMMAND_LINE, problems=(problem,)) from None
+        raise OptionError(
+            f"deadline: {text!r} is not a time; write +2h, +8h30m, 06:00 or 2026-12-01T06:00:00+00:00"
+        ) from None
     if moment.tzinfo is None:
         # The run spec also refuses a time without a zone, because the parent's machine may be in another time zone.
-        problem = f"deadline: {text!r} has no time zone; add one, e.g. Z or +01:00"
-        raise SpecError(source=COMMAND_LINE, problems=(problem,))
+        raise OptionError(f"deadline: {text!r} has no time zone; add one, e.g. Z or +01:00")
     return moment
 
 
@@ -41,8 +41,7 @@ def parse_seconds(text: str, *, name: str) -> float:
     """
     seconds = _duration_seconds(text.strip()) or 0.0
     if not 0 < seconds < math.inf:
-        problem = f"{name}: {text!r} is not a duration; write 24h, 8h30m, 600s or 2d"
-        raise SpecError(source=COMMAND_LINE, problems=(problem,))
+        raise OptionError(f"{name}: {text!r} is not a duration; write 24h, 8h30m, 600s or 2d")
     return seconds
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from segue.errors import COMMAND_LINE, MissingExtraError, OutputError, SpecError
+from segue.errors import COMMAND_LINE, MissingExtraError, OptionError, OutputError
 from segue.reports.console import errors
 from segue.runlog.history import History
 from segue.runlog.log import RunLog
@@ -88,8 +88,7 @@ def require_finite(given: Mapping[str, float | None]) -> None:
     """
     wrong = [(name, value) for name, value in given.items() if value is not None and not math.isfinite(value)]
     if wrong:
-        problems = tuple(f"{name}: must be a finite number (got {value})" for name, value in wrong)
-        raise SpecError(source=COMMAND_LINE, problems=problems)
+        raise OptionError(*(f"{name}: must be a finite number (got {value})" for name, value in wrong))
 
 
 def require_prefect(command: str) -> None:

@@ -17,7 +17,7 @@ from segue.cli.server import require_lasting_server, server
 from segue.clock import SystemClock
 from segue.controller.recovery import forget_parent, register_start, withdraw_start
 from segue.controller.steps import check_start, open_run
-from segue.errors import COMMAND_LINE, SpecError
+from segue.errors import OptionError
 from segue.reports.console import console, errors, show_json
 from segue.reports.run_facts import run_facts, segment_facts
 from segue.reports.summary import summarize
@@ -52,8 +52,7 @@ def parse_source(text: str) -> Source:
         return run, "best"
     if run and step.isascii() and step.isdigit():
         return run, int(step)
-    problem = f"--from: {text!r} names no checkpoint of a run; write RUN, RUN@STEP or RUN@best"
-    raise SpecError(source=COMMAND_LINE, problems=(problem,))
+    raise OptionError(f"--from: {text!r} names no checkpoint of a run; write RUN, RUN@STEP or RUN@best")
 
 
 def begin_with(spec: RunSpec, source: Source, reset: list[str]) -> None:
@@ -132,9 +131,7 @@ def run(
         fields["continuity"] = continuity | {"accept": [*continuity.get("accept", ()), *accept]}
     spec = _absolute(RunSpec.parse(fields, source=spec_source))
     if reset and from_ is None:
-        raise SpecError(
-            source=COMMAND_LINE, problems=("--reset: it can only be used together with --from; give --from too",)
-        )
+        raise OptionError("--reset: it can only be used together with --from; give --from too")
     source = parse_source(from_) if from_ is not None else None
     require_prefect("run")
     if detach:

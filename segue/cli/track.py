@@ -9,7 +9,7 @@ import typer
 from pydantic import JsonValue
 
 from segue.cli.options import Endpoint, Json, Store, read_run
-from segue.errors import COMMAND_LINE, SpecError
+from segue.errors import OptionError
 from segue.reports.console import console, show_json
 from segue.spec import RunSpec
 from segue.spec.trackers import TrackerOptions, why_no_tracker
@@ -50,24 +50,20 @@ def _asked(tracker: str | None, options: list[str], spec: RunSpec | None) -> dic
         given = own.get(tracker, {}) | dict(_option(text) for text in options)
         why = why_no_tracker(tracker, given)
         if why is not None:
-            raise _refused(f"tracker: {why}")
+            raise OptionError(f"tracker: {why}")
         return {tracker: given}
     if options:
-        raise _refused("option: --tracker is missing; name the tracker of the option")
+        raise OptionError("option: --tracker is missing; name the tracker of the option")
     if not own:
-        raise _refused("tracker: the run spec has no tracker; name one, e.g. --tracker mlflow")
+        raise OptionError("tracker: the run spec has no tracker; name one, e.g. --tracker mlflow")
     return own
 
 
 def _option(text: str) -> tuple[str, JsonValue]:
     name, is_given, value = text.partition("=")
     if not is_given or not name.isidentifier():
-        raise _refused(f"option: must be name=value (got {text!r})")
+        raise OptionError(f"option: must be name=value (got {text!r})")
     try:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
-
-
-def _refused(problem: str) -> SpecError:
-    return SpecError(source=COMMAND_LINE, problems=(problem,))

@@ -29,6 +29,13 @@ class SpecError(UsageError):
         super().__init__(f"{where}: {'; '.join(problems).rstrip('.')}.", fix=fix or f"correct these {what}.")
 
 
+class OptionError(SpecError):
+    """Options of a command have invalid values, or cannot be used together."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__(source=COMMAND_LINE, problems=problems)
+
+
 class SlurmSetupError(UsageError):
     """The jobs of a run cannot run on this Slurm cluster, or cannot be submitted from this machine."""
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from segue.clock import Clock, SystemClock
 from segue.continuity.recipe_diff import NOT_STATE
 from segue.controller.steps import open_run
-from segue.errors import COMMAND_LINE, MissingObjectError, SpecError
+from segue.errors import MissingObjectError, OptionError
 from segue.interop.export import Progress, no_progress
 from segue.interop.first_checkpoint import FirstCheckpoint, commit_first, require_unbegun
 from segue.interop.load import choose_checkpoint, read_verified
@@ -96,8 +96,9 @@ def fork_run(
     )
     first_step = 0 if POSITION in reset else chosen.manifest.step
     if first_step >= spec.steps:
-        problem = f"steps: the goal of {spec.steps} is not after step {first_step} of {fork.name}; give more --steps"
-        raise SpecError(source=COMMAND_LINE, problems=(problem,))
+        raise OptionError(
+            f"steps: the goal of {spec.steps} is not after step {first_step} of {fork.name}; give more --steps"
+        )
     # The import of torch takes seconds, so all checks without torch come before it.
     progress("reading the checkpoint")
     snapshot = read_verified(from_log, chosen)
@@ -148,8 +149,7 @@ def _require_known(snapshot: Snapshot, reset: Collection[str], *, name: str) -> 
     for asked in reset:
         if asked in _PARTS or any(_is_left_out(each, [asked]) for each in there):
             continue
-        problem = f"reset: {name} has no {asked!r}; name optimizer, position or one of {', '.join(there)}"
-        raise SpecError(source=COMMAND_LINE, problems=(problem,))
+        raise OptionError(f"reset: {name} has no {asked!r}; name optimizer, position or one of {', '.join(there)}")
 
 
 def _first(spec: RunSpec, chosen: Checkpoint, fork: Fork, snapshot: Snapshot) -> FirstCheckpoint:

@@ -11,7 +11,7 @@ import typer
 
 from segue.cli.options import Endpoint, Json, Store
 from segue.controller.costs.other_spending import charges_in_store
-from segue.errors import COMMAND_LINE, SpecError
+from segue.errors import COMMAND_LINE, OptionError
 from segue.parsing import parsed
 from segue.policy.spending import Month, month_named
 from segue.reports.console import console, show_json
@@ -78,5 +78,5 @@ def _charges(store: StoreSpec, only: Month | None) -> list[RunCharges]:
 def _month(text: str, zone: tzinfo) -> Month:
     found = re.fullmatch(r"(\d{4})-(\d{2})", text)
     if found is None or not 1 <= int(found[2]) <= 12 or not 1 <= int(found[1]) < 9999:
-        raise SpecError(source=COMMAND_LINE, problems=(f"--month: must be a month (got {text!r}); example: 2026-11",))
+        raise OptionError(f"--month: must be a month (got {text!r}); example: 2026-11")
     return month_named(int(found[1]), int(found[2]), zone)

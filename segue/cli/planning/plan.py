@@ -13,7 +13,7 @@ from segue.cli.durations import parse_deadline, parse_seconds
 from segue.cli.options import Endpoint, Json, require_finite, writing
 from segue.clock import SystemClock
 from segue.controller.costs.prices import at_current_prices
-from segue.errors import COMMAND_LINE, RunNotFoundError, SpecError, StoreError, StoreUnreachableError
+from segue.errors import OptionError, RunNotFoundError, StoreError, StoreUnreachableError
 from segue.reports.console import console, show_json
 from segue.reports.forecast_views import forecast_lines, policy_row
 from segue.reports.progress import progress
@@ -76,7 +76,7 @@ def plan(
     now = SystemClock().now()
     require_finite({"--step-seconds": step_seconds, "--save-seconds": save_seconds})
     if work is not None and step_seconds is not None:
-        raise SpecError(source=COMMAND_LINE, problems=("--work and --step-seconds: give one of them",))
+        raise OptionError("--work and --step-seconds: give one of them")
     given = _spec(spec, deadline=deadline, steps=steps, store=store, endpoint_url=endpoint_url, now=now)
     seconds = parse_seconds(work, name="work") / given.steps if work is not None else step_seconds
     from segue.simulation.plan_ahead import plan_ahead

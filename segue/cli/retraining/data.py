@@ -17,7 +17,7 @@ from segue.cli.retraining.retrain import DEFAULT, File, moment
 from segue.clock import SystemClock
 from segue.data.files import fetch, find
 from segue.data.frames import facts_of
-from segue.errors import COMMAND_LINE, NoDataError, NoDocsError, SpecError
+from segue.errors import NoDataError, NoDocsError, OptionError
 from segue.reports.console import console, errors, show_json
 from segue.reports.tables import rows_table
 from segue.retraining.gate.docs import fetch_docs
@@ -53,7 +53,7 @@ def profile(
     the suite already exists.
     """
     if to.exists():
-        raise SpecError(source=COMMAND_LINE, problems=(f"--to: {to} exists; name a new file",))
+        raise OptionError(f"--to: {to} exists; name a new file")
     from segue.data.tables.column_types import layout_of
     from segue.retraining.gate.columns import columns_of
     from segue.retraining.gate.starter import starter_suite

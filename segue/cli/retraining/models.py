@@ -12,7 +12,7 @@ import typer
 from segue.cli.options import Endpoint, Json, Store, store_named
 from segue.cli.server import has_server
 from segue.clock import SystemClock
-from segue.errors import COMMAND_LINE, NotWaitingError, SpecError
+from segue.errors import NotWaitingError, OptionError
 from segue.reports.console import console, errors, show_json
 from segue.reports.tables import rows_table
 from segue.retraining.diff import differences
@@ -128,8 +128,7 @@ def rollback(name: Name, why: Why, store: Store = ".segue/store", endpoint_url: 
     place = store_named(store, endpoint_url=endpoint_url)
     models = known_model(place, name)
     if models.before is None:
-        problem = f"{name}: no other version was in service before; promote one: segue models promote"
-        raise SpecError(source=COMMAND_LINE, problems=(problem,))
+        raise OptionError(f"{name}: no other version was in service before; promote one: segue models promote")
     _choose(place, name, models.before, why=why)
 
 
@@ -182,8 +181,7 @@ def serve_path(
     models, number = _chosen(name, version, store, endpoint_url)
     candidate = models.version(number)
     if program and candidate.program is None:
-        problem = f"--program: version {number} was published without one; set publish.example in retrain.toml"
-        raise SpecError(source=COMMAND_LINE, problems=(problem,))
+        raise OptionError(f"--program: version {number} was published without one; set publish.example in retrain.toml")
     artifact = candidate.program if program and candidate.program is not None else candidate.weights
     console.print(
         place_of(open_store(store_named(store, endpoint_url=endpoint_url)), artifact.key), markup=False, soft_wrap=True
@@ -203,7 +201,7 @@ def _decide(place: StoreSpec, name: str, version: int | None, *, answer: Answer,
         (option for option, text in (("--why", why), ("--by", by)) if text is not None and not text.strip()), None
     )
     if empty is not None:
-        raise SpecError(source=COMMAND_LINE, problems=(f"{empty}: empty; the model's history needs it",))
+        raise OptionError(f"{empty}: empty; the model's history needs it")
     known, store = known_model(place, name), open_store(place)
     if version is None and not known.waiting:
         raise NotWaitingError(name=name)
@@ -224,9 +222,7 @@ def _user() -> str:
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):
-        raise SpecError(
-            source=COMMAND_LINE, problems=("--by: the user name of this machine is unknown; give your name",)
-        ) from None
+        raise OptionError("--by: the user name of this machine is unknown; give your name") from None
 
 
 def _follow(models: Models, store: OpenedStore) -> None:

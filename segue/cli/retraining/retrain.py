@@ -12,7 +12,7 @@ from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import Json, require_prefect
 from segue.cli.server import require_lasting_server, server
 from segue.clock import SystemClock
-from segue.errors import COMMAND_LINE, SpecError
+from segue.errors import OptionError
 from segue.reports.console import console, errors, show_json
 from segue.reports.progress import progress
 from segue.reports.tables import rows_table
@@ -111,8 +111,7 @@ def backfill(
     first, last = (moment(text, spec, option=option) for text, option in ((since, "--from"), (until, "--to")))
     found = ticks(spec, since=first - timedelta(seconds=1), until=min(last, slot_at(SystemClock().now())))
     if not found:
-        problem = f"--from, --to: the schedule {spec.schedule!r} has no past slot between these two times"
-        raise SpecError(source=COMMAND_LINE, problems=(problem,))
+        raise OptionError(f"--from, --to: the schedule {spec.schedule!r} has no past slot between these two times")
     _run_all(spec, file, list(found))
 
 
@@ -209,6 +208,5 @@ def moment(text: str, spec: RetrainSpec, *, option: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        problem = f"{option}: {text!r} is not an ISO time, e.g. 2013-07-01 or 2013-07-01T06:00"
-        raise SpecError(source=COMMAND_LINE, problems=(problem,)) from None
+        raise OptionError(f"{option}: {text!r} is not an ISO time, e.g. 2013-07-01 or 2013-07-01T06:00") from None
     return slot_at(found, spec.zone)
