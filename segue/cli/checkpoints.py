@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from segue.checkpoints.loading.quarantine import give_up_by_name, lift
-from segue.cli.options import DefaultCommandGroup, Endpoint, Json, Store, read_run
+from segue.cli.options import DefaultCommandGroup, Endpoint, Json, Store, only_given, read_run, with_store
 from segue.errors import COMMAND_LINE, OptionError
 from segue.interop.export import ExportFormat, require_free_folder, write_export
 from segue.interop.import_weights import ImportReport, import_weights
 from segue.interop.load import find_checkpoint
-from segue.reports.console import console, errors, show_json
+from segue.reports.console import console, show_json
+from segue.reports.progress import progress
 from segue.reports.tables import checkpoint_rows, rows_table
 from segue.spec import RunSpec, read_toml
 
@@ -83,16 +83,8 @@ def export(
     wanted: int | Literal["best"] | None = "best" if best else step
     checkpoint = find_checkpoint(log, history, step=wanted, take_quarantined=quarantined)
     folder = require_free_folder(to)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:
-        task = bars.add_task("loading torch")
-        report = write_export(
-            log,
-            checkpoint,
-            file_format=file_format,
-            folder=folder,
-            progress=lambda doing: bars.update(task, description=doing),
-        )
+    with progress("loading torch") as say:
+        report = write_export(log, checkpoint, file_format=file_format, folder=folder, progress=say)
     if as_json:
         show_json(report.model_dump(mode="json"))
         return
@@ -129,17 +121,11 @@ def import_file(
     Exit code 0: the checkpoint is committed. 1: the store refused it. 2: the file or the options are not valid.
     """
     fields = read_toml(config) if config else {}
-    fields |= _given(run_id=run, recipe=recipe, steps=steps, seed=seed)
-    if store is not None or endpoint_url is not None:
-        there = fields.get("store")
-        fields["store"] = (there if isinstance(there, dict) else {}) | _given(url=store, endpoint_url=endpoint_url)
+    fields |= only_given(run_id=run, recipe=recipe, steps=steps, seed=seed)
+    fields = with_store(fields, url=store, endpoint_url=endpoint_url)
     spec = RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:
-        task = bars.add_task("reading the run's log")
-        report = import_weights(
-            spec, file, step=step, partial=partial, progress=lambda doing: bars.update(task, description=doing)
-        )
+    with progress("reading the run's log") as say:
+        report = import_weights(spec, file, step=step, partial=partial, progress=say)
     if as_json:
         show_json(report.model_dump(mode="json"))
         return
@@ -147,7 +133,7 @@ def import_file(
     asked = {"--config": config, "--run-id": run, "--steps": steps, "--seed": seed, "--store": store}
     arguments = [
         spec.recipe_path,
-        *(f"{name}={value}" for name, value in _given(**asked, **{"--endpoint-url": endpoint_url}).items()),
+        *(f"{name}={value}" for name, value in only_given(**asked, **{"--endpoint-url": endpoint_url}).items()),
     ]
     console.print(f"continue with: segue run {shlex.join(arguments)}", markup=False, soft_wrap=True)
 
@@ -197,7 +183,3 @@ def _show(report: ImportReport) -> None:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
     where = f"step {report.step} of {report.run_id} has the weights of {report.file.name}"
     console.print(f"{where}, sha256 {report.file.sha256}", markup=False, soft_wrap=True)
-
-
-def _given(**fields: object) -> dict[str, object]:
-    return {name: value for name, value in fields.items() if value is not None}

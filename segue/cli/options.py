@@ -125,6 +125,23 @@ def with_workload(fields: Mapping[str, Any], words: list[str] | None) -> dict[st
     return others | ({"recipe": words[0]} if len(words) == 1 else {"program": {"command": words}})
 
 
+def only_given(**fields: Any) -> dict[str, Any]:
+    """The fields that have a value. An option that was not given is None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def table(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A table of a run spec's fields. It is empty if the fields have no such table, or another value in its place."""
+    found = fields.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def with_store(fields: Mapping[str, Any], *, url: str | None, endpoint_url: str | None) -> dict[str, Any]:
+    """The fields of a run spec with the store of the options, if a store or an endpoint was given."""
+    where = only_given(url=url, endpoint_url=endpoint_url)
+    return dict(fields) | ({"store": table(fields, "store") | where} if where else {})
+
+
 def read_settings(config: Path | None, words: list[str] | None) -> tuple[dict[str, Any], str]:
     """The fields of a command's run spec, and the name of their source for error messages.
 

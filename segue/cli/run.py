@@ -6,19 +6,30 @@ Prefect and torch take seconds to import, so all checks that do not need them co
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from segue.cli.durations import parse_deadline
 from segue.cli.interrupts import ends_cleanly
-from segue.cli.options import RankCount, Workload, read_settings, require_prefect, workload_name
+from segue.cli.options import (
+    RankCount,
+    Workload,
+    only_given,
+    read_settings,
+    require_prefect,
+    table,
+    with_store,
+    workload_name,
+)
 from segue.cli.server import require_lasting_server, server
 from segue.clock import SystemClock
 from segue.controller.recovery import forget_parent, register_start, withdraw_start
 from segue.controller.steps import check_start, open_run
 from segue.errors import OptionError
+from segue.interop.fork import fork_run
 from segue.reports.console import console, errors, show_json
+from segue.reports.progress import progress
 from segue.reports.run_facts import run_facts, segment_facts
 from segue.reports.summary import summarize
 from segue.reports.tables import segments_table
@@ -29,11 +40,6 @@ from segue.stores import is_url
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
-from typing import Literal
-
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-from segue.interop.fork import fork_run
 
 Source = tuple[str, int | Literal["best"] | None]
 """A run, and the step of its checkpoint; None means the newest checkpoint."""
@@ -58,12 +64,8 @@ def parse_source(text: str) -> Source:
 def begin_with(spec: RunSpec, source: Source, reset: list[str]) -> None:
     """Commit the source as the run's first checkpoint and report it; a run that already began with it is unchanged."""
     run, step = source
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:
-        task = bars.add_task("reading the run's log")
-        report = fork_run(
-            spec, run, step=step, reset=reset, progress=lambda doing: bars.update(task, description=doing)
-        )
+    with progress("reading the run's log") as say:
+        report = fork_run(spec, run, step=step, reset=reset, progress=say)
     without = f", without its {' and '.join(report.fork.reset)}" if report.fork.reset else ""
     begins = "begins" if report.is_new else "began"
     if report.as_built:
@@ -117,17 +119,16 @@ def run(
     options.
     """
     fields, spec_source = read_settings(config, workload)
-    fields |= _given(run_id=run_id, steps=steps, seed=seed, ranks=ranks)
+    fields |= only_given(run_id=run_id, steps=steps, seed=seed, ranks=ranks)
     is_named = "run_id" in fields
     fields.setdefault("run_id", _default_run_id(workload_name(fields)))
     if deadline is not None:
         fields["deadline"] = parse_deadline(deadline, now=SystemClock().now())
     if budget is not None:
-        fields["budget"] = _table(fields, "budget") | {"per_run": budget}
-    if store is not None or endpoint_url is not None:
-        fields["store"] = _table(fields, "store") | _given(url=store, endpoint_url=endpoint_url)
+        fields["budget"] = table(fields, "budget") | {"per_run": budget}
+    fields = with_store(fields, url=store, endpoint_url=endpoint_url)
     if accept:
-        continuity = _table(fields, "continuity")
+        continuity = table(fields, "continuity")
         fields["continuity"] = continuity | {"accept": [*continuity.get("accept", ()), *accept]}
     spec = _absolute(RunSpec.parse(fields, source=spec_source))
     if reset and from_ is None:
@@ -222,15 +223,6 @@ def _end(runlog: RunLog, spec: RunSpec, name: str, message: str, *, as_json: boo
         console.print(f"{spec.run_id}: step {history.committed_step} of {spec.steps}. {shown}", markup=False)
     if not is_finished:
         raise typer.Exit(1)
-
-
-def _table(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    given = fields.get(name)
-    return given if isinstance(given, dict) else {}
-
-
-def _given(**fields: object) -> dict[str, object]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _default_run_id(name: str) -> str:

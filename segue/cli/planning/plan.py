@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from segue.cli.durations import parse_deadline, parse_seconds
-from segue.cli.options import Endpoint, Json, require_finite, writing
+from segue.cli.options import Endpoint, Json, only_given, require_finite, with_store, writing
 from segue.clock import SystemClock
 from segue.controller.costs.prices import at_current_prices
 from segue.errors import OptionError, RunNotFoundError, StoreError, StoreUnreachableError
@@ -115,12 +115,7 @@ def _spec(
     fields = {"run_id": _UNNAMED, "recipe": f"{_UNNAMED}:build"} | fields
     if deadline is not None:
         fields["deadline"] = parse_deadline(deadline, now=now)
-    if steps is not None:
-        fields["steps"] = steps
-    where = {name: value for name, value in (("url", store), ("endpoint_url", endpoint_url)) if value is not None}
-    if where:
-        known = fields.get("store")
-        fields["store"] = (known if isinstance(known, dict) else {}) | where
+    fields = with_store(fields | only_given(steps=steps), url=store, endpoint_url=endpoint_url)
     return RunSpec.parse(fields, source=str(path))
 
 
