@@ -19,8 +19,7 @@ from segue.launch.early import discard_early
 from segue.launch.output import survive_broken_output
 from segue.prefect.api import is_cancelled, tagged, wait_for_api
 from segue.prefect.messenger import Messenger
-from segue.prefect.state_words import Word, is_by_a_person, state_with
-from segue.prefect.ui.attempt_states import state_of
+from segue.prefect.state_words import Word, is_by_a_person, state_of_attempt, state_with
 from segue.prefect.ui.quiet_logs import quieten
 from segue.records import SegmentPlan, SegmentReport
 from segue.spec import RunSpec
@@ -77,7 +76,7 @@ def _state_of(outcome: SegmentReport | Left | None) -> State[Any]:
         return state_with(
             Word.FENCED, "another process holds this attempt, or may still claim it; this one changed nothing"
         )
-    return _state_of_left(outcome) if isinstance(outcome, Left) else state_of(outcome)
+    return _state_of_left(outcome) if isinstance(outcome, Left) else state_of_attempt(outcome)
 
 
 def _state_of_left(left: Left) -> State[Any]:

@@ -16,7 +16,7 @@ from segue.controller.waiting.leftover_starts import withdraw_leftover
 from segue.controller.waiting.wait import await_report
 from segue.prefect.parent_clock import as_parent, parent_clock
 from segue.prefect.prefect_orchestrator import PrefectOrchestrator
-from segue.prefect.ui.attempt_states import state_of
+from segue.prefect.state_words import state_of_attempt
 from segue.prefect.ui.shown_wait import ShownWait
 from segue.records import SegmentPlan
 from segue.runlog.log import RunLog
@@ -48,7 +48,7 @@ def run_segment(spec: RunSpec, plan: SegmentPlan, show: Show = lambda _: None) -
     finally:
         graph.show(None)
         prefect.close()
-    state = state_of(report)
+    state = state_of_attempt(report)
     state.data = report  # Not in the flow's state: the engine treats the data of a final state as an exception.
     return state
 

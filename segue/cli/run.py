@@ -155,8 +155,7 @@ def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
     """Make every check of the run that needs no server, and return its log; no record of the run is written."""
     from segue.hosting import require_program
     from segue.interop.code_check import refuse_changed_code
-    from segue.launch.ray.ray_problems import has_ray, require_ray
-    from segue.launch.slurm.slurm_problems import has_slurm, require_slurm
+    from segue.launch.registry import require_clusters
     from segue.recipe import import_build
     from segue.retraining.program_check import notes_on_files
 
@@ -164,10 +163,7 @@ def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
         require_program(spec.program.command)
         for note in notes_on_files(spec.program, folder=Path.cwd()) if spec.data is not None else ():
             errors.print(f"note: {note}", markup=False)
-    if has_slurm():  # On other machines, only the segments know the cluster.
-        require_slurm(spec)
-    if has_ray():
-        require_ray(spec)
+    require_clusters(spec)
     build = import_build(spec.recipe) if spec.recipe is not None else None
     runlog = check_start(spec, clock=SystemClock(), accept_drift=accept_drift)
     refuse_changed_code(runlog, spec, build)

@@ -36,24 +36,28 @@ class OptionError(SpecError):
         super().__init__(source=COMMAND_LINE, problems=problems)
 
 
-class SlurmSetupError(UsageError):
+class ClusterSetupError(UsageError):
+    """The trainers of a run cannot run on a cluster, or cannot be started there from this machine."""
+
+    cluster: str
+
+    def __init__(self, *, problems: tuple[tuple[str, str], ...]) -> None:
+        """Each item of `problems` is a problem and its fix."""
+        self.problems = problems
+        what = "; ".join(what for what, _ in problems)
+        super().__init__(f"{self.cluster}: {what}.", fix="; ".join(dict.fromkeys(fix for _, fix in problems)) + ".")
+
+
+class SlurmSetupError(ClusterSetupError):
     """The jobs of a run cannot run on this Slurm cluster, or cannot be submitted from this machine."""
 
-    def __init__(self, *, problems: tuple[tuple[str, str], ...]) -> None:
-        """Each item of `problems` is a problem and its fix."""
-        self.problems = problems
-        what = "; ".join(what for what, _ in problems)
-        super().__init__(f"slurm: {what}.", fix="; ".join(dict.fromkeys(fix for _, fix in problems)) + ".")
+    cluster = "slurm"
 
 
-class RaySetupError(UsageError):
+class RaySetupError(ClusterSetupError):
     """The trainers of a run cannot run on this Ray cluster, or cannot be started there from this machine."""
 
-    def __init__(self, *, problems: tuple[tuple[str, str], ...]) -> None:
-        """Each item of `problems` is a problem and its fix."""
-        self.problems = problems
-        what = "; ".join(what for what, _ in problems)
-        super().__init__(f"ray: {what}.", fix="; ".join(dict.fromkeys(fix for _, fix in problems)) + ".")
+    cluster = "ray"
 
 
 class DeadlinePassedError(UsageError):

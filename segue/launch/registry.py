@@ -3,27 +3,30 @@ spec."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from segue.launch.assignment import Assignment
 from segue.launch.launcher import StandbyTrainer, Trainer
 from segue.launch.local import launch_here, launch_standby_here
 from segue.launch.output import OnLine
+from segue.launch.ray.ray_problems import has_ray, require_ray
 from segue.launch.ray.ray_trainer import RayTrainer
+from segue.launch.slurm.slurm_problems import has_slurm, require_slurm
 from segue.launch.slurm.slurm_trainer import SlurmTrainer
 from segue.spec import RunSpec
 
-
-def _on_slurm(assignment: Assignment, on_line: OnLine | None) -> Trainer:
-    return SlurmTrainer(assignment, on_line=on_line)
-
-
-def _on_ray(assignment: Assignment, on_line: OnLine | None) -> Trainer:
-    return RayTrainer(assignment, on_line=on_line)
-
-
-LAUNCHERS: dict[str, Callable[[Assignment, OnLine | None], Trainer]] = {"slurm": _on_slurm, "ray": _on_ray}
+LAUNCHERS: dict[str, type[SlurmTrainer | RayTrainer]] = {"slurm": SlurmTrainer, "ray": RayTrainer}
 """Launchers for other machines, by the name of their table in the run spec."""
+
+
+def require_clusters(spec: RunSpec) -> None:
+    """Refuse a run whose trainers cannot run on its cluster. A cluster that only the segments can reach is not checked.
+
+    Raises:
+        SlurmSetupError, RaySetupError: there are problems; the message has each problem and its fix.
+    """
+    if has_slurm():
+        require_slurm(spec)
+    if has_ray():
+        require_ray(spec)
 
 
 def launch_standby(spec: RunSpec, *, on_line: OnLine | None = None) -> StandbyTrainer:
@@ -37,5 +40,5 @@ def launch(assignment: Assignment, *, on_line: OnLine | None = None) -> Trainer:
     """Start the trainer for an assignment. `on_line` is called with each line of the trainer's output."""
     for table, start in LAUNCHERS.items():
         if getattr(assignment.spec, table) is not None:
-            return start(assignment, on_line)
+            return start(assignment, on_line=on_line)
     return launch_here(assignment, on_line=on_line)

@@ -32,8 +32,7 @@ from segue.doctor.pools.pool_state import Needs, PoolState
 from segue.doctor.pools.segment_job import PoolJob, job_of
 from segue.doctor.server_judgement import Recovery, judge_recovery, judge_version
 from segue.errors import OrchestratorError, QueueMissingError
-from segue.launch.ray.ray_problems import has_ray, require_ray
-from segue.launch.slurm.slurm_problems import has_slurm, require_slurm
+from segue.launch.registry import require_clusters
 from segue.prefect.api import SILENCE, quick_client, require_silence
 from segue.prefect.kubernetes_nodes import with_nodes
 from segue.spec import RunSpec
@@ -66,10 +65,8 @@ def require_pools(
         SlurmSetupError: the run trains on a Slurm cluster that this machine reaches, but it cannot run there.
         RaySetupError: the run trains on a Ray cluster, this machine has Ray, but the run cannot run there.
     """
-    if is_new and has_slurm():
-        require_slurm(spec)
-    if is_new and has_ray():
-        require_ray(spec)
+    if is_new:
+        require_clusters(spec)
     wanted = dict.fromkeys([*(pool.deployment for pool in spec.pools.spot), spec.pools.on_demand])
     try:
         with quick_client() as client:

@@ -14,6 +14,7 @@ from typing import Any
 from prefect.client.schemas.objects import State, StateType
 from prefect.states import Cancelled, Completed, Failed
 
+from segue.records import SegmentReport, StopReason
 from segue.units import duration
 
 TAG_START = "ended: "
@@ -96,6 +97,16 @@ _TYPES = {
 }
 _OF_ACTIONS = {"broken": Word.BROKEN, "hopeless": Word.HOPELESS, "budget": Word.OUT_OF_BUDGET}
 """The words of decisions that end a run before its goal. There is no word for a failed recipe."""
+_OF_STOPS = {
+    StopReason.NOTICE: Word.PREEMPTED,
+    StopReason.LOST: Word.LOST,
+    StopReason.FENCED: Word.FENCED,
+    StopReason.OUT_OF_MEMORY: Word.OUT_OF_MEMORY,
+    StopReason.HUNG: Word.HUNG,
+    StopReason.NO_CAPACITY: Word.NO_CAPACITY,
+    StopReason.START_FAILED: Word.START_FAILED,
+}
+"""The words of attempts that ended before their goal, but not by a failure of the recipe or by a person."""
 _OLD_NAMES = {word.old_name: word for word in Word}
 _FIRST = re.compile(rf"({'|'.join(Word)}): ")
 
@@ -147,3 +158,28 @@ def state_of_run(action: str, message: str, *, late_seconds: float | None = None
         return Cancelled(message=message)
     word = _OF_ACTIONS.get(action)
     return state_with(word, message) if word is not None else Failed(message=message)
+
+
+def state_of_attempt(report: SegmentReport) -> State[Any]:
+    """The state of an attempt in the Prefect UI. The state of a preempted attempt is Crashed, never Failed."""
+    reason, message = report.stop_reason, _message_of(report)
+    if reason in (StopReason.FINISHED, StopReason.BOUND):
+        return Completed(message=message)
+    if reason is StopReason.CANCELLED:
+        return Cancelled(message=message)
+    if reason is StopReason.FAILED:
+        return state_with(Word.ANOMALY, message) if report.anomaly is not None else Failed(message=message)
+    return state_with(_OF_STOPS[reason], message)
+
+
+def _message_of(report: SegmentReport) -> str:
+    """One line about the attempt. After a failure, the message also has the traceback of the user's code."""
+    if not report.got_capacity and report.note:
+        return report.note
+    ref = report.checkpoint
+    committed = f"step {ref.step} is committed" if ref is not None else "this attempt committed nothing"
+    line = f"{report.stop_reason.in_words} at step {report.to_step} on {report.capacity}; {committed}, "
+    line += f"{report.lost_steps} steps must be done again" if report.lost_steps else "no step is lost"
+    if report.note:
+        line += f"; {report.note}"
+    return f"{line}\n{report.failure.traceback}" if report.failure else line

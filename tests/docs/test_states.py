@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 from prefect.client.schemas.objects import State
 
-from segue.prefect.state_words import Word, state_of_run, word_of
-from segue.prefect.ui.attempt_states import state_of
+from segue.prefect.state_words import Word, state_of_attempt, state_of_run, word_of
 from segue.records import Capacity, SegmentReport, StopReason
 from segue.runlog.entries import Action
 from tests.docs.blocks import PAGES, ROOT
@@ -73,7 +72,7 @@ def test_every_end_of_a_run_has_a_state_on_a_page(action):
 @pytest.mark.parametrize("reason", StopReason)
 def test_every_end_of_a_segment_has_a_state_on_a_page(reason):
     facts = {"segment": 0, "attempt": 1, "attempt_id": "a", "capacity": Capacity.SPOT, "from_step": 0, "to_step": 5}
-    assert title(state_of(SegmentReport(stop_reason=reason, **facts))) in shown()
+    assert title(state_of_attempt(SegmentReport(stop_reason=reason, **facts))) in shown()
 
 
 def test_no_page_has_a_state_that_is_never_given():

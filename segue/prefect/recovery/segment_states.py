@@ -29,8 +29,7 @@ from segue.policy.starts import StartNumbers
 from segue.prefect.api import SILENCE, quick_client
 from segue.prefect.parent_clock import parent_clock
 from segue.prefect.prefect_orchestrator import idempotency_key, name_of
-from segue.prefect.state_words import Word, state_with
-from segue.prefect.ui.attempt_states import state_of
+from segue.prefect.state_words import Word, state_of_attempt, state_with
 from segue.records import SegmentPlan, SegmentReport
 from segue.runlog.entries import ReportEntry
 from segue.runlog.history import Attempt, History, read_history
@@ -172,7 +171,7 @@ def _settle(client: SyncPrefectClient, runlog: RunLog, unsettled: list[FlowRun],
         report = history.report_of(place.segment, place.attempt) if place is not None else None
         if place is None or report is None or now - _written_at(runlog, report) <= _PATIENCE:
             continue
-        state = state_of(report)
+        state = state_of_attempt(report)
         if plan is not None and history.attempt_of(plan.segment, plan.attempt) is not None:
             state = state_with(Word.FENCED, "Another flow run made this attempt; this one changed nothing.")
         if _agrees(run.state, state):
