@@ -14,8 +14,7 @@ from prefect.states import Completed, Failed
 from segue.prefect.api import SILENCE
 from segue.prefect.parent_clock import clock_of
 from segue.prefect.recovery.known_stores import known_stores
-from segue.prefect.recovery.look import look_at, look_at_all
-from segue.prefect.recovery.never_begun import end_never_begun
+from segue.prefect.recovery.look import end_never_begun, look_at, look_at_all
 from segue.prefect.recovery.schedule import end_late_starts, interval_seconds
 from segue.spec import StoreSpec
 

@@ -37,7 +37,7 @@ from segue.runlog.parents import read_parent
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.tasks.curve import check_curve
-from segue.tasks.retraining.slot import (
+from segue.tasks.retraining import (
     begin_with_version,
     check_data,
     check_functions,

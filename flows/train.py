@@ -3,7 +3,7 @@ segment, until a decision ends the run."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 from uuid import UUID
 
@@ -15,17 +15,19 @@ from prefect.states import Cancelled, Failed
 from segue.controller.ending import EndedError, Why
 from segue.controller.parent import drive
 from segue.controller.recovery import ParentHeartbeat, withdraw_start
+from segue.controller.standbys.pool_standbys import release_leftover
 from segue.controller.steps import request_stop
+from segue.controller.waiting.leftover_starts import withdraw_leftover
 from segue.errors import ParentAliveError, RunOverError, SegueError, StoreError
 from segue.integrations.tracking import tracking, usable_trackers
 from segue.launch.output import survive_broken_output
 from segue.policy.decide import Decision
 from segue.prefect.api import tagged, wait_for_api
 from segue.prefect.parent_clock import as_parent, ending_with, parent_clock, run_time
+from segue.prefect.prefect_orchestrator import PrefectOrchestrator
 from segue.prefect.recovery.dead_parents import known_server_id, withdraw_other_starts
 from segue.prefect.recovery.recovery_watch import RecoveryWatch
 from segue.prefect.recovery.segment_states import settle_missed
-from segue.prefect.standbys import release_standby
 from segue.prefect.state_words import Word, state_of_run, state_with
 from segue.prefect.ui.live_run import LiveRun
 from segue.prefect.ui.quiet_logs import quieten
@@ -36,12 +38,11 @@ from segue.runlog.history import read_history
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
 from segue.stores import open_store
+from segue.stores.base import StoreReadError, StoreWriteError
 from segue.tasks.continuity import judge_resume
-from segue.tasks.cost import report_cost
 from segue.tasks.curve import publish_resume
-from segue.tasks.plan import open_run, plan_segment
-from segue.tasks.run_page import publish_run
-from segue.tasks.segment import run_segment
+from segue.tasks.run_page import publish_run, report_cost
+from segue.tasks.segment import open_run, plan_segment, run_segment
 
 _CANCELLED = "the parent's flow run was cancelled"
 _API_SECONDS = 900.0
@@ -143,7 +144,7 @@ def _flow_run_id() -> UUID | None:
 
 def _conclude(spec: RunSpec, live: LiveRun, decision: Decision, *, has_resumed: bool) -> State[Any]:
     """Publish the pages of a run that has ended. Return the final state of the parent's flow run."""
-    release_standby(spec)
+    _release_leftovers(spec)
     live.finish()  # First: the version created last has to be the newest.
     publish_run(spec, return_state=True)  # The returned state is ignored: a failed artifact must not fail the run.
     if has_resumed:
@@ -151,6 +152,18 @@ def _conclude(spec: RunSpec, live: LiveRun, decision: Decision, *, has_resumed: 
     get_run_logger().info("run ended action=%s reason=%s", decision.action, decision.reason)
     message = _with_cost(decision.reason, report_cost(spec, return_state=True))
     return state_of_run(decision.action, message, late_seconds=_late_seconds(spec))
+
+
+def _release_leftovers(spec: RunSpec) -> None:
+    """Cancel the standbys and the requests of an ended run. A failure is only logged, because a standby or a start
+    without a run ends by itself."""
+    try:
+        runlog = open_log(spec).reload()
+        with closing(PrefectOrchestrator(log_id=runlog.log_id)) as prefect:
+            release_leftover(runlog, spec, orchestrator=prefect)
+            withdraw_leftover(runlog, spec, orchestrator=prefect)
+    except (StoreReadError, StoreWriteError) as error:
+        get_run_logger().warning("what is left on the pools could not be cancelled reason=%s", error)
 
 
 def _late_seconds(spec: RunSpec) -> float | None:

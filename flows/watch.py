@@ -15,7 +15,7 @@ from segue.prefect.parent_clock import parent_clock, run_time
 from segue.prefect.ui.quiet_logs import quieten
 from segue.retraining.slots import store_of
 from segue.retraining.spec import RetrainSpec
-from segue.tasks.retraining.triggers import look_for_triggers, start_triggered
+from segue.tasks.retraining import look_for_triggers, start_triggered
 
 
 @flow(name="watch", retries=0, validate_parameters=True, persist_result=False)

@@ -1,18 +1,20 @@
-"""Task that publishes the last version of a run's page as an artifact."""
+"""The tasks at the end of a run. They publish the last version of the run's page, and report the cost of the run."""
 
 from __future__ import annotations
 
 from uuid import UUID
 
-from prefect import task
+from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run, task_run
 
+from segue.controller.standbys.messages import held_by_standbys
 from segue.prefect.api import quick_client
-from segue.prefect.parent_clock import parent_clock
-from segue.prefect.ui.artifacts import page_artifact
-from segue.prefect.ui.run_view import picture_of, view_of
+from segue.prefect.parent_clock import as_parent, parent_clock
+from segue.prefect.ui.artifacts import page_artifact, picture_of, view_of
+from segue.reports.cost_report import CostReport, cost_report
 from segue.reports.page import page
+from segue.runlog.history import read_history
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
 
@@ -29,3 +31,15 @@ def publish_run(spec: RunSpec) -> None:
         artifact.write(
             client, page(view, picture=picture_of(runlog, now=now)), description=f"Run {spec.run_id}, its last page"
         )
+
+
+@task(name="report-cost", retries=0, cache_policy=NO_CACHE)
+def report_cost(spec: RunSpec) -> CostReport:
+    """Log and return the cost of the run so far, and the cost that the same work would have on on-demand capacity
+    alone."""
+    runlog = as_parent(open_log(spec).reload, what="log")
+    standbys = as_parent(lambda: held_by_standbys(runlog.store, spec.run_id), what="standbys")
+    cost = cost_report(spec, read_history(runlog), standbys=standbys)
+    facts = " ".join(f"{name}={value}" for name, value in cost.numbers().items() if value not in (None, ""))
+    get_run_logger().info("run cost %s", facts)
+    return cost

@@ -102,7 +102,7 @@ def _of_server(subject: Subject) -> list[Item]:
     try:
         if not has_server():
             return without_server(_NO_SERVER)
-        from segue.prefect.doctor.items import items
+        from segue.prefect.doctor import items
     except ImportError as error:
         fix = "install the version of Prefect that segue needs: pip install 'segue[prefect]'."
         return unusable_server(f"Prefect cannot be imported: {redacted(str(error))}", fix=fix)

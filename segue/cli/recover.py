@@ -40,8 +40,7 @@ def recover(
     from segue.deployments.follow import open_client, require_server
     from segue.prefect.parent_clock import clock_of
     from segue.prefect.recovery.known_stores import known_stores
-    from segue.prefect.recovery.look import Looked, look_at
-    from segue.prefect.recovery.never_begun import end_never_begun
+    from segue.prefect.recovery.look import Looked, end_never_begun, look_at
 
     if not PREFECT_API_URL.value():
         raise OrchestratorError(

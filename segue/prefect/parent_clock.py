@@ -26,7 +26,7 @@ from segue.controller.ending import EndableClock, Ending, Why
 from segue.controller.steady_clock import Reading, Reference, SteadyClock, steady
 from segue.errors import SegueError
 from segue.prefect.api import SILENCE, quick_client
-from segue.prefect.state_watch import STATES
+from segue.prefect.messenger import STATES
 from segue.prefect.state_words import is_by_a_person
 from segue.spec import StoreSpec
 from segue.stores import open_store

@@ -69,10 +69,14 @@ def test_every_end_of_a_run_has_a_state_on_a_page(action):
     assert ends <= shown()
 
 
+def end_of_segment(reason: StopReason) -> str:
+    facts = {"segment": 0, "attempt": 1, "attempt_id": "a", "capacity": Capacity.SPOT, "from_step": 0, "to_step": 5}
+    return title(state_of_attempt(SegmentReport(stop_reason=reason, **facts)))
+
+
 @pytest.mark.parametrize("reason", StopReason)
 def test_every_end_of_a_segment_has_a_state_on_a_page(reason):
-    facts = {"segment": 0, "attempt": 1, "attempt_id": "a", "capacity": Capacity.SPOT, "from_step": 0, "to_step": 5}
-    assert title(state_of_attempt(SegmentReport(stop_reason=reason, **facts))) in shown()
+    assert end_of_segment(reason) in shown()
 
 
 def test_no_page_has_a_state_that_is_never_given():
@@ -81,6 +85,7 @@ def test_no_page_has_a_state_that_is_never_given():
         for action in typing.get_args(Action)
         for late in (None, 5.0)
     }
+    ends |= {*map(end_of_segment, StopReason), titled(Word.ANOMALY)}  # A failure may have an anomaly.
     assert sorted(shown() - set(given()) - ends - PREFECT) == []
 
 

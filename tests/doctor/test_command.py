@@ -37,7 +37,7 @@ def test_every_check_has_a_test_that_makes_it_fail():
 
 
 def test_the_checks_of_the_server_are_those_that_are_skipped_without_one():
-    from segue.prefect.doctor.items import items
+    from segue.prefect.doctor import items
 
     assert [item.name for item in items(Subject())] == list(OF_SERVER)
 

@@ -10,7 +10,7 @@ from segue.runlog import keys
 from segue.runlog.entries import encode
 from segue.spec import RunSpec
 from segue.stores import open_store
-from segue.tasks import plan
+from segue.tasks import segment
 from tests.support.histories import Logbook, make_spec
 
 
@@ -46,17 +46,17 @@ def stored(spec: RunSpec, *, save_seconds: float) -> None:
 
 
 def test_a_save_that_is_longer_than_a_notice_is_said_before_the_next_segment(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(plan, "get_run_logger", logging.getLogger)
+    monkeypatch.setattr(segment, "get_run_logger", logging.getLogger)
     spec = make_spec(store={"url": str(tmp_path / "store")}, grace_seconds=25)
     stored(spec, save_seconds=30.0)
-    assert plan.plan_segment.fn(spec).action == "run"
+    assert segment.plan_segment.fn(spec).action == "run"
     assert "a save takes 30 s (measured in the run's attempts), and a notice gives 25 s (2 min on EC2)" in caplog.text
     assert "Fix: raise grace_seconds" in caplog.text
 
 
 def test_a_save_that_fits_is_not_mentioned(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(plan, "get_run_logger", logging.getLogger)
+    monkeypatch.setattr(segment, "get_run_logger", logging.getLogger)
     spec = make_spec(store={"url": str(tmp_path / "store")}, grace_seconds=25)
     stored(spec, save_seconds=3.0)
-    assert plan.plan_segment.fn(spec).action == "run"
+    assert segment.plan_segment.fn(spec).action == "run"
     assert "a save takes" not in caplog.text

@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.states import Completed, Scheduled
 
 from segue.flows.notify import notify
-from segue.prefect.state_watch import states_of
+from segue.prefect.messenger import states_of
 from segue.prefect.state_words import Word, word_of
 
 pytestmark = pytest.mark.prefect

@@ -1,5 +1,5 @@
 """Recovery's check of one store, and the parallel checks of all stores. They are parallel so that a store that hangs
-does not block another store."""
+does not block another store. The module also ends flow runs that were cancelled before their process began."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ import threading
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterStartTime,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
+from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelled
 
 from segue.clock import SystemClock
 from segue.controller.recovery import OrphanWatch
@@ -36,6 +46,14 @@ again, in another process."""
 _NO_STORE = (
     "no store was looked at, because this Prefect server knows none: no parent has run here. Fix: none is needed for a "
     "new server; if the server has lost its database, run `segue recover --store URL --take-over` for each store"
+)
+_PATIENCE = timedelta(seconds=120)
+"""Time that the worker of a flow run has to end the process or job of the flow run."""
+_PAGE = 200
+_NEVER_BEGUN = FlowRunFilter(
+    tags=FlowRunFilterTags(all_=["segue"]),
+    state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING])),
+    start_time=FlowRunFilterStartTime(is_null_=True),
 )
 
 
@@ -169,3 +187,25 @@ def _work(
                 log.exception("look failed store=%s", store.url)
                 looked = Looked(troubles=(f"{store.url}: {type(error).__name__}: {error}",))
             ended.put((store, looked))
+
+
+def end_never_begun(client: SyncPrefectClient, *, now: datetime) -> Looked:
+    """Set the state of segue's flow runs that are Cancelling and have never run to Cancelled. Return a text about each
+    flow run.
+
+    These flow runs were cancelled after a worker had taken them, while their processes were still starting. The worker
+    then finds no process to end, the engine refuses to run the flow run, and Prefect leaves the flow run in the state
+    Cancelling. `now` is the server's time. If the process of a flow run begins later, it finds that the flow run has
+    ended, and ends too.
+    """
+    done: list[str] = []
+    try:
+        for run in client.read_flow_runs(flow_run_filter=_NEVER_BEGUN, limit=_PAGE):
+            if run.state is None or now - run.state.timestamp < _PATIENCE:
+                continue
+            client.set_flow_run_state(run.id, Cancelled(message=run.state.message), force=True)
+            done.append(f"{run.name}: cancelled before its process began; its state is Cancelled now")
+    except SILENCE as error:
+        why = f"cancelled flow runs could not be read: {type(error).__name__}: {error}"
+        return Looked(done=tuple(done), troubles=(why,))
+    return Looked(done=tuple(done))

@@ -24,8 +24,7 @@ from segue.controller.steady_clock import SteadyClock
 from segue.errors import StoreError
 from segue.prefect.api import quick_client
 from segue.prefect.ui.announcements import Announcer, Logger
-from segue.prefect.ui.artifacts import described, page_artifact, progress_artifact, share_of
-from segue.prefect.ui.run_view import picture_of, view_of
+from segue.prefect.ui.artifacts import described, page_artifact, picture_of, progress_artifact, share_of, view_of
 from segue.reports.page import Picture, RunView, page
 from segue.reports.run_events import run_events
 from segue.runlog.log import RunLog

@@ -16,8 +16,7 @@ from segue.doctor.check import examine
 from segue.doctor.server_judgement import Database, Recovery
 from segue.doctor.subject import Subject
 from segue.errors import OrchestratorError, QueueMissingError
-from segue.prefect.doctor.items import items
-from segue.prefect.doctor.server_facts import database_of, open_parents
+from segue.prefect.doctor import database_of, items, open_parents
 from segue.prefect.run_pools import is_verification_limited, read_pool, recovery_of, require_pools
 from tests.cli.test_errors import closed_port
 from tests.cli.test_run_command import answering

@@ -25,12 +25,11 @@ from segue.controller.recovery import ParentHeartbeat, register_start
 from segue.controller.steps import open_run
 from segue.deployments.local_stack.registration import crash_leftovers, describe_deployments, schedule_recovery
 from segue.flows.recover_engine import ended_as_late, seconds_until_due
-from segue.prefect.doctor.items import recovery
+from segue.prefect.doctor import recovery
 from segue.prefect.recovery import known_stores as stores_module
 from segue.prefect.recovery.dead_parents import server_id
 from segue.prefect.recovery.known_stores import StoreKeeper, known_stores, variable_of
-from segue.prefect.recovery.look import Looked, look_at, look_at_all
-from segue.prefect.recovery.never_begun import end_never_begun
+from segue.prefect.recovery.look import Looked, end_never_begun, look_at, look_at_all
 from segue.prefect.recovery.recovery_watch import RecoveryWatch
 from segue.prefect.recovery.schedule import end_late_starts, interval_seconds, why_silent
 from segue.prefect.recovery.segment_states import is_made_by_outage, settle_left, settle_segments

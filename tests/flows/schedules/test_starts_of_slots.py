@@ -21,7 +21,7 @@ from segue.retraining.model_record import SlotStart, Trigger
 from segue.retraining.slots import heartbeat_of, run_of, stamp_of, store_of
 from segue.retraining.spec import Window
 from segue.runlog.parents import read_parent, remove_parent, write_parent
-from segue.tasks.retraining.triggers import start_triggered
+from segue.tasks.retraining import start_triggered
 from tests.retraining.monthly import Monthly, slot_of_month
 from tests.retraining.test_models import candidate
 from tests.retraining.test_promotion import PASSED, begin

@@ -16,8 +16,13 @@ from prefect.states import Cancelled, Cancelling, Completed, Running, Scheduled,
 from segue.flows.segment import segment
 from segue.policy.queueing import Queues, queue_seconds
 from segue.prefect.queues import queues
-from segue.prefect.queues.pool_slots import held_seconds, read_limit, seconds_between_starts
-from segue.prefect.queues.queues import queues_of_attempt, queues_of_run
+from segue.prefect.queues.queues import (
+    held_seconds,
+    queues_of_attempt,
+    queues_of_run,
+    read_limit,
+    seconds_between_starts,
+)
 
 pytestmark = pytest.mark.prefect
 HOUR = 3600.0

@@ -1,5 +1,5 @@
-"""The tasks of a slot. They choose and check the window, begin with a version, evaluate the candidate, and publish the
-pages."""
+"""The tasks of scheduled retraining. For a slot, they choose and check the window, begin with a version, evaluate the
+candidate, and publish the pages. They also begin slots for new or drifted data."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from pathlib import Path
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
 
-from segue.errors import ModelChangedError
+from segue.errors import ModelChangedError, OrchestratorError
 from segue.prefect.parent_clock import as_parent, parent_clock
+from segue.prefect.slots.slot_starts import SlotStarter
 from segue.prefect.ui.artifacts import artifact_key
 from segue.retraining.gate.docs import store_docs
 from segue.retraining.gate.record import GateResult
@@ -25,6 +28,7 @@ from segue.retraining.pages import card, gate_page, history_page
 from segue.retraining.promotion import asked
 from segue.retraining.slots import run_id_of, stamp_of, store_of
 from segue.retraining.spec import RetrainSpec, Window
+from segue.retraining.triggers.trigger_look import look, unstarted
 from segue.retraining.versions.candidate_jobs import BeginJob, CheckJob, EvaluateJob, MirrorJob, run_job
 from segue.retraining.versions.version_files import CARD, put_artifact
 from segue.retraining.window import window_of
@@ -152,3 +156,48 @@ def mirror_registry(spec: RetrainSpec) -> None:
     If this fails, the task of the next slot registers the missing versions too.
     """
     run_job(MirrorJob(spec=spec), what="mirror of the registry", on_line=get_run_logger().info)
+
+
+@task(name="look-for-triggers", retries=0, cache_policy=NO_CACHE)
+def look_for_triggers(spec: RetrainSpec, *, now: datetime) -> tuple[str, ...]:
+    """Compare the files of the window and the data in service with the files and data of earlier slots. Return one line
+    for each finding."""
+    log = _log(spec)
+    log.store.check()
+    return look(spec, log, now=now).lines
+
+
+@task(name="start-triggered", retries=0, cache_policy=NO_CACHE)
+def start_triggered(spec: RetrainSpec, *, now: datetime) -> tuple[str, ...]:
+    """Start the flow runs of slots that were requested and have not begun. Return one line about each slot.
+
+    Recovery does not see a flow run that ended before its first heartbeat. This task starts the slot's flow run again,
+    at most five times. If this task crashes, the next check continues the work, because each start has an idempotency
+    key.
+
+    Raises:
+        OrchestratorError: the retraining has no deployment, so the next look starts the flow runs; or the flow run of a
+            slot ended five times, so the slot has failed.
+    """
+    log = _log(spec)
+    waiting = unstarted(log.read(), now=now)
+    if not waiting:
+        return ()
+    name = f"retrain/{spec.name}"
+    with get_client(sync_client=True) as client:
+        try:
+            deployment = client.read_deployment_by_name(name)
+        except ObjectNotFound:
+            what = f"there is no deployment {name} on this Prefect server."
+            raise OrchestratorError(what=what, fix="run `segue retrain deploy`.") from None
+        starter = SlotStarter(client, deployment, spec, log, now=now)
+        found = tuple(starter.start(trigger) for trigger in waiting)
+    if starter.given_up:
+        fix = "correct the cause, and start the slot: `segue retrain start --slot TIME`."
+        raise OrchestratorError(what=f"{'; '.join(starter.given_up)}.", fix=fix)
+    return found
+
+
+def _log(spec: RetrainSpec) -> ModelsLog:
+    place = store_of(spec)
+    return ModelsLog(open_store(place), spec.name, spec=place)
