@@ -31,8 +31,7 @@ from segue.verification.disturber import Disturber, disturbing, latency_seconds
 from segue.verification.moments import Pace, moments
 from segue.verification.runs import DrillRuns
 from segue.verification.verification_page import headline
-from segue.verification.verification_record import Outcome, Verification
-from segue.verification.verifications import VerificationsLog
+from segue.verification.verifications import Outcome, Verification, VerificationsLog
 
 _LOOK_SECONDS = 1.0
 

@@ -24,14 +24,11 @@ from segue.runlog.open import open_log
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.base import StoreReadError, StoreWriteError
-from segue.verification.cleanup import tidy
 from segue.verification.disturber import Disturber
 from segue.verification.runs import DrillRuns
-from segue.verification.verification_event import event_of
 from segue.verification.verification_outcome import Found, judge_verification
-from segue.verification.verification_page import headline, verifications_page
-from segue.verification.verification_record import Verification
-from segue.verification.verifications import VerificationsLog
+from segue.verification.verification_page import event_of, headline, verifications_page
+from segue.verification.verifications import Verification, VerificationsLog, tidy
 
 _API_SECONDS = 900.0
 _RETRY_SECONDS = 2.0

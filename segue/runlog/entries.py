@@ -249,7 +249,7 @@ class ModelEntry(Entry):
 
 
 class VerificationEntry(Entry):
-    """The outcome of a scheduled verification. See `segue/verification/verification_record.py`."""
+    """The outcome of a scheduled verification. See `segue/verification/verifications.py`."""
 
     kind: Literal["verification"] = "verification"
     record: dict[str, JsonValue]

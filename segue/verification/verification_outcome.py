@@ -12,7 +12,7 @@ from segue.runlog.history import History
 from segue.spec import RunSpec
 from segue.verification.drill_comparison import Problem, Resume, differing, has_noise, problems_of, resumes_of, worst
 from segue.verification.runs import DrillRuns, own_preemptions
-from segue.verification.verification_record import Outcome, Verification
+from segue.verification.verifications import Outcome, Verification
 
 _ASKED = {DisturbanceKind.KILL: "kill", DisturbanceKind.NOTICE: "notice"}
 

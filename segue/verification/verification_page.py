@@ -1,4 +1,4 @@
-"""The page of a run's verifications, as Markdown. The module is pure."""
+"""The page of a run's verifications, as Markdown, and the event of the newest one. The module is pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from segue.markup import Markup, blocks, bold, bullets, code, inline, table
+from segue.reports.run_events import RunEvent
 from segue.units import duration, money
-from segue.verification.verification_record import Verification, green
+from segue.verification.verifications import Verification, green
 
 _SHOWN = 20
+VERIFY_PASSED = "segue.verify.passed"
+VERIFY_FAILED = "segue.verify.failed"
 
 
 def headline(history: Sequence[Verification], *, now: datetime) -> str:
@@ -56,4 +59,28 @@ def _row(one: Verification) -> tuple[str, ...]:
         str(one.preemptions),
         duration(one.seconds),
         money(one.cost, one.currency),
+    )
+
+
+def event_of(history: Sequence[Verification], *, store: str, now: datetime) -> RunEvent:
+    """The event of the newest verification in `history`."""
+    newest = history[-1]
+    first = newest.problems[0] if newest.problems else None
+    fix = f". Fix: {first.fix}" if first is not None else ""
+    return RunEvent(
+        VERIFY_PASSED if newest.is_green else VERIFY_FAILED,
+        f"verify:{newest.slot.isoformat()}:{newest.outcome}:{newest.reason}",
+        now,
+        headline(history, now=now) + fix,
+        {
+            "run": newest.run_id,
+            "store": store,
+            "outcome": newest.outcome.value,
+            "verdict": newest.verdict.value,
+            "component": first.component if first is not None else None,
+            "kills": newest.kills,
+            "notices": newest.notices,
+            "undisturbed": newest.undisturbed,
+            "disturbed": newest.disturbed,
+        },
     )

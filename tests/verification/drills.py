@@ -12,7 +12,7 @@ from segue.runlog.entries import CommitEntry, DecisionEntry, SealEntry, VerdictE
 from segue.spec import RunSpec
 from segue.verification.runs import DrillRuns
 from segue.verification.verification_outcome import Found, judge_verification
-from segue.verification.verification_record import Outcome, Verification
+from segue.verification.verifications import Outcome, Verification
 from tests.support.histories import ENVIRONMENT, Logbook, make_spec
 
 KILL, NOTICE = DisturbanceKind.KILL, DisturbanceKind.NOTICE

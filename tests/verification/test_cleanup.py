@@ -14,7 +14,7 @@ from segue.runlog.log import RunLog
 from segue.stores import open_store
 from segue.stores.base import StoreWriteError
 from segue.testing.faulty_store import FaultyStore
-from segue.verification.cleanup import tidy
+from segue.verification.verifications import tidy
 from tests.verification.drills import SLOT, red, sound
 
 WEEK = timedelta(days=7)

@@ -11,10 +11,8 @@ from segue.runlog import keys
 from segue.runlog.open import known_runs
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
-from segue.verification.verification_event import VERIFY_FAILED, VERIFY_PASSED, event_of
-from segue.verification.verification_page import headline, verifications_page
-from segue.verification.verification_record import green
-from segue.verification.verifications import VerificationsLog
+from segue.verification.verification_page import VERIFY_FAILED, VERIFY_PASSED, event_of, headline, verifications_page
+from segue.verification.verifications import VerificationsLog, green
 from tests.verification.drills import SLOT, red, sound
 
 WEEK = timedelta(days=7)

@@ -6,7 +6,7 @@ import pytest
 
 from segue.records import Capacity, Finding, StopReason, Verdict, VerdictKind
 from segue.verification.drill_comparison import ENDED_EARLY, NOTHING_RECORDED
-from segue.verification.verification_record import Outcome
+from segue.verification.verifications import Outcome
 from tests.support.histories import ENVIRONMENT
 from tests.verification.drills import EXACT, KILL, NOTICE, STATE, UNVERIFIED, Pair, sound
 

@@ -21,8 +21,7 @@ from segue.runlog.history import read_history
 from segue.runlog.open import open_log
 from segue.stores import open_store
 from segue.verification.runs import DrillRuns
-from segue.verification.verification_record import Outcome
-from segue.verification.verifications import VerificationsLog
+from segue.verification.verifications import Outcome, VerificationsLog
 from tests.flows.test_live_run import deploy_notify, notified, versions
 from tests.flows.test_runs import final_state, live_attempt, until
 from tests.verification.drills import sound
