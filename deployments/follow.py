@@ -20,8 +20,7 @@ from segue.prefect.recovery.dead_parents import PARENT_DEPLOYMENT, create_parent
 from segue.prefect.run_pools import read_pool, refuse_unusable_parent, require_pools
 from segue.prefect.state_words import in_words
 from segue.records import Heartbeat
-from segue.reports.console import errors
-from segue.reports.progress import StepLines
+from segue.reports.console import StepLines, errors
 from segue.runlog.history import History, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog

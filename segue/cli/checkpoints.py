@@ -14,8 +14,7 @@ from segue.errors import COMMAND_LINE, OptionError
 from segue.interop.export import ExportFormat, require_free_folder, write_export
 from segue.interop.import_weights import ImportReport, import_weights
 from segue.interop.load import find_checkpoint
-from segue.reports.console import console, show_json
-from segue.reports.progress import progress
+from segue.reports.console import console, progress, show_json
 from segue.reports.tables import checkpoint_rows, rows_table
 from segue.spec import RunSpec, read_toml
 

@@ -15,8 +15,7 @@ from segue.cli.options import DEFAULT_SPEC, Json, Workload, with_workload
 from segue.cli.server import has_server
 from segue.credentials import redacted
 from segue.errors import SpecError
-from segue.reports.console import console, errors, show_json
-from segue.reports.progress import progress
+from segue.reports.console import console, errors, progress, show_json
 from segue.spec import RunSpec, read_toml
 
 if TYPE_CHECKING:

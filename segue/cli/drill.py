@@ -17,8 +17,7 @@ from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import Json, RankCount, Workload, read_settings, writing
 from segue.clock import SystemClock
 from segue.errors import DrillFailedError
-from segue.reports.console import console, errors, show_json
-from segue.reports.progress import StepLines, progress
+from segue.reports.console import StepLines, console, errors, progress, show_json
 from segue.spec import RunSpec, StoreSpec
 
 if TYPE_CHECKING:

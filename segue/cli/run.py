@@ -28,8 +28,7 @@ from segue.controller.recovery import forget_parent, register_start, withdraw_st
 from segue.controller.steps import check_start, open_run
 from segue.errors import OptionError
 from segue.interop.fork import fork_run
-from segue.reports.console import console, errors, show_json
-from segue.reports.progress import progress
+from segue.reports.console import console, errors, progress, show_json
 from segue.reports.run_facts import run_facts, segment_facts
 from segue.reports.summary import summarize
 from segue.reports.tables import segments_table

@@ -13,13 +13,11 @@ from segue.controller.recovery_looks import SILENCE_FIX, seconds_without_look, s
 from segue.controller.standbys.messages import held_by_standbys
 from segue.controller.steps import request_stop
 from segue.records import Heartbeat, ParentRecord
-from segue.reports.budget_text import budget_facts
 from segue.reports.console import console, show_json
 from segue.reports.cost_report import CostReport, cost_report
 from segue.reports.page import finding_lines
 from segue.reports.preemptions import notice_counts, preemptions
-from segue.reports.rehearsal_text import rehearsal_text
-from segue.reports.run_facts import anomaly_numbers, money_facts, run_facts, segment_facts
+from segue.reports.run_facts import anomaly_numbers, budget_facts, money_facts, rehearsal_text, run_facts, segment_facts
 from segue.reports.summary import live_of, summarize
 from segue.reports.tables import anomaly_facts, decision_rows, rows_table, segments_table
 from segue.runlog.history import History

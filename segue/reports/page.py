@@ -12,22 +12,22 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from segue.markup import Markup, blocks, bold, bullets, code, heading, inline, table
-from segue.records import Heartbeat, VerdictKind
-from segue.reports.budget_text import budget_facts
+from segue.records import CheckpointRef, Heartbeat, Verdict, VerdictKind
 from segue.reports.cost_report import CostReport
-from segue.reports.lineage import lineage_rows
 from segue.reports.preemptions import notice_counts, preemptions
-from segue.reports.rehearsal_text import rehearsal_text
+from segue.reports.run_facts import budget_facts, rehearsal_text
 from segue.reports.summary import RunSummary, live_of, pool_name, summarize
 from segue.reports.tables import segment_rows
 from segue.runlog.entries import DecisionEntry
-from segue.runlog.history import History
+from segue.runlog.history import Checkpoint, History
 from segue.spec import RunSpec
-from segue.units import duration
+from segue.units import duration, size
 
 _MOST_DECISIONS, _MOST_ROWS, _MOST_FINDINGS = 30, 50, 20
 _OLD_HEARTBEATS = 3
 """A heartbeat is marked as late after this number of heartbeat intervals."""
+_MOST_CHECKPOINTS = 20
+_NEWEST = 5
 
 
 @dataclass(frozen=True)
@@ -272,3 +272,37 @@ def _with_rest(shown: Markup, left_out: int, command: str) -> Markup:
 
 def _moment(moment: datetime | None) -> str:
     return f"{moment:%Y-%m-%d %H:%M %Z}" if moment is not None else "an unknown time"
+
+
+def lineage_rows(history: History) -> tuple[list[dict[str, Any]], int]:
+    """Rows of the most relevant checkpoints, newest first, and the number of the other checkpoints.
+
+    The relevant checkpoints are the newest checkpoints, the checkpoints from which an attempt resumed, and the
+    checkpoints in quarantine.
+    """
+    resumed = _resumes_by_checkpoint(history)
+    newest = {checkpoint.ref for checkpoint in history.checkpoints[-_NEWEST:]}
+    told = [c for c in history.checkpoints if c.ref in newest or c.ref in resumed or c.quarantined]
+    shown = told[-_MOST_CHECKPOINTS:]
+    rows = [_row(checkpoint, resumed.get(checkpoint.ref, [])) for checkpoint in reversed(shown)]
+    return rows, len(history.checkpoints) - len(shown)
+
+
+def _row(checkpoint: Checkpoint, verdicts: list[Verdict]) -> dict[str, Any]:
+    manifest = checkpoint.manifest
+    origin = manifest.origin or (f"step {manifest.parent.step}" if manifest.parent is not None else "step 0")
+    return {
+        "step": manifest.step,
+        "attempt": checkpoint.ref.attempt_id,
+        "resumed from": origin,
+        "size": size(manifest.size_bytes),
+        "resumes from it": ", ".join(verdict.kind.value for verdict in verdicts) or "-",
+        "state": "quarantined" if checkpoint.quarantined else "pruned" if checkpoint.is_pruned else "kept",
+    }
+
+
+def _resumes_by_checkpoint(history: History) -> dict[CheckpointRef, list[Verdict]]:
+    found: dict[CheckpointRef, list[Verdict]] = {}
+    for entry in history.resumes:
+        found.setdefault(entry.parent, []).append(entry.verdict)
+    return found

@@ -1,6 +1,6 @@
-"""Collects the facts of a run for JSON output.
+"""Collects the facts of a run for JSON output, and texts about its budget, its prices and its rehearsal.
 
-The key of each number contains its unit, and no text needs to be parsed. The module is pure.
+In JSON output, the key of each number contains its unit, and no text needs to be parsed. The module is pure.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from segue.continuity.noise import FIX, in_words
 from segue.policy.anomalies import anomalies_of
-from segue.policy.budget_cap import caps_of
-from segue.records import Heartbeat
+from segue.policy.broken_resumes import is_rehearsal_due
+from segue.policy.budget_cap import Purse, caps_of
+from segue.records import Heartbeat, VerdictKind
 from segue.reports.summary import RunSummary, live_of
 from segue.runlog.history import History
 from segue.spec import RunSpec
+from segue.units import money
 
 
 def run_facts(run: RunSummary, history: History) -> dict[str, Any]:
@@ -101,3 +104,44 @@ def money_facts(spec: RunSpec, history: History, *, now: datetime, beat: Heartbe
 
 def _moment(moment: datetime | None) -> str | None:
     return moment.isoformat(timespec="seconds") if moment is not None else None
+
+
+def rehearsal_text(spec: RunSpec | None, history: History) -> str | None:
+    """Return a text about the state of the rehearsal. Return None if the run has no rehearsal."""
+    if history.drills:
+        last = history.drills[-1]
+        said = f"{last.verdict.sentence.rstrip('.')} (from step {last.checkpoint.step}, {last.seconds:.0f} s)"
+        if last.verdict.noise:
+            said += f"; {in_words(last.verdict.noise)}. Fix: {FIX}"
+        refuted = last.verdict.kind is VerdictKind.BROKEN and history.broken_drill is None
+        return f"{said}; refuted by a later resume" if refuted else said
+    if spec is None or not is_rehearsal_due(spec, history, ranks=spec.ranks or 2):
+        return None
+    plan = history.open_plan
+    attempt = history.attempt_of(plan.segment, plan.attempt) if plan is not None else None
+    if attempt is None or attempt.report is not None:
+        return None
+    is_sealed = any(c.rows and c.ref.attempt_id == attempt.claim.attempt_id for c in history.checkpoints)
+    return "under way" if is_sealed else "begins after the first sealed checkpoint"
+
+
+def budget_facts(spec: RunSpec, history: History, *, now: datetime, beat: Heartbeat | None = None) -> dict[str, str]:
+    """Return texts about the spent part of the budget and about the current prices.
+
+    The result is empty for a run without a budget and prices.
+    """
+    found = {}
+    caps = caps_of(spec, history, now=now, live_seconds=live_of(beat, history).seconds)
+    if caps:
+        # The estimate of the last decision: a new estimate is too expensive for a page that is refreshed all the time.
+        expected = history.decisions[-1].numbers.get("expected_cost") if history.decisions else None
+        found["budget"] = Purse(caps, expected, spec.pools.currency).in_words()
+        if expected is not None and not history.is_over:
+            rest = money(expected, spec.pools.currency)
+            found["budget"] += f"; at the last decision, the expected cost of the remaining work was {rest}"
+    known = history.prices
+    if known is not None and spec.pools.prices is not None:
+        listed = ", ".join(f"{name} {price:g}" for name, price in known.prices.items())
+        trouble = f"; reading newer prices failed: {known.problem}" if known.problem is not None else ""
+        found["prices"] = f"{listed} {spec.pools.currency} per hour ({known.taken_at:%Y-%m-%d %H:%M %Z}){trouble}"
+    return found

@@ -14,7 +14,7 @@ from segue.curves.frame import curve
 from segue.errors import ForkMismatchError, RunBegunError, RunNotFoundError, SpecError, UnknownStepError
 from segue.interop.fork import fork_run
 from segue.records import StopReason, VerdictKind
-from segue.reports.lineage import lineage_rows
+from segue.reports.page import lineage_rows
 from segue.reports.tables import checkpoint_rows, segment_rows
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog

@@ -20,7 +20,7 @@ class Desk:
         self.folder, self._monkeypatch, self._capsys = folder, monkeypatch, capsys
         monkeypatch.chdir(folder)
         # On a slow machine it would be said how far a command is.
-        monkeypatch.setattr("segue.reports.progress.QUIET_SECONDS", 3600.0)
+        monkeypatch.setattr("segue.reports.console.QUIET_SECONDS", 3600.0)
         monkeypatch.setenv("COLUMNS", "80")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")

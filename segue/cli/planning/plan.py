@@ -14,9 +14,8 @@ from segue.cli.options import Endpoint, Json, only_given, require_finite, with_s
 from segue.clock import SystemClock
 from segue.controller.costs.prices import at_current_prices
 from segue.errors import OptionError, RunNotFoundError, StoreError, StoreUnreachableError
-from segue.reports.console import console, show_json
+from segue.reports.console import console, progress, show_json
 from segue.reports.forecast_views import forecast_lines, policy_row
-from segue.reports.progress import progress
 from segue.reports.tables import rows_table
 from segue.runlog.history import History
 from segue.runlog.open import find_run

@@ -13,8 +13,7 @@ from segue.cli.options import Json, require_prefect
 from segue.cli.server import require_lasting_server, server
 from segue.clock import SystemClock
 from segue.errors import OptionError
-from segue.reports.console import console, errors, show_json
-from segue.reports.progress import progress
+from segue.reports.console import console, errors, progress, show_json
 from segue.reports.tables import rows_table
 from segue.retraining.history import SlotState
 from segue.retraining.model_record import Trigger

@@ -12,7 +12,7 @@ from segue.clock import SystemClock
 from segue.continuity.naming import UNREGISTERED
 from segue.controller.steps import decide_next
 from segue.records import StopReason, VerdictKind
-from segue.reports.rehearsal_text import rehearsal_text
+from segue.reports.run_facts import rehearsal_text
 from segue.runlog.history import read_history
 from tests.support.observers import stop_when_proven
 

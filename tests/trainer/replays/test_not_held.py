@@ -7,7 +7,7 @@ import signal
 from segue.clock import SystemClock
 from segue.launch.assignment import Assignment
 from segue.records import VerdictKind
-from segue.reports.rehearsal_text import rehearsal_text
+from segue.reports.run_facts import rehearsal_text
 from segue.runlog.history import read_history
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
 from segue.trainer.replays.replay_process import why_no_room

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from segue.reports import progress as module
-from segue.reports.progress import Reached, StepLines, progress
+from segue.reports import console as module
+from segue.reports.console import Reached, StepLines, progress
 from tests.cli.test_errors import TINY, Place
 
 SEGUE = Path(sys.executable).with_name("segue")
@@ -109,7 +109,7 @@ def test_on_a_terminal_there_is_one_line_that_is_gone_at_the_end():
 
     reader = threading.Thread(target=collect, daemon=True)
     reader.start()
-    text = "from segue.reports.progress import progress\nimport time\n"
+    text = "from segue.reports.console import progress\nimport time\n"
     text += "with progress('looking') as say:\n    time.sleep(.3)\n    say('check 1 of 2: a')\n    time.sleep(.3)\n"
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
     subprocess.run([sys.executable, "-c", text], stderr=console_end, env=environment, check=True, timeout=60)

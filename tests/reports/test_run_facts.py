@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from segue.records import Finding, StopReason, Verdict, VerdictKind
-from segue.reports.rehearsal_text import rehearsal_text
+from segue.reports.run_facts import rehearsal_text
 from segue.runlog.entries import DrillEntry
 from tests.support.histories import Logbook, make_spec
 
