@@ -21,14 +21,12 @@ from segue.errors.checkpoints import (
     WeightsFileError,
     WeightsMismatchError,
 )
-from segue.errors.costs import BudgetError, PriceSourceError
 from segue.errors.data import (
     DataChangedError,
     DataContentError,
     DataUnreadableError,
     NoDataError,
 )
-from segue.errors.machine import AcceleratorGoneError, MachineError, MachineTooSmallError
 from segue.errors.retraining import (
     DamagedVersionError,
     ModelChangedError,
@@ -81,10 +79,13 @@ from segue.errors.storage import (
     WriterDiedError,
 )
 from segue.errors.training import (
+    AcceleratorGoneError,
     BrokenResumeError,
     DrillFailedError,
     HungRankError,
     LossError,
+    MachineError,
+    MachineTooSmallError,
     MetadataServiceError,
     NonDeterministicOperationError,
     PoisonedStepError,
@@ -98,6 +99,7 @@ from segue.errors.training import (
 )
 from segue.errors.usage import (
     COMMAND_LINE,
+    BudgetError,
     CodeChangedError,
     DeadlinePassedError,
     DriftError,
@@ -108,6 +110,7 @@ from segue.errors.usage import (
     OrchestratorError,
     OutputError,
     ParentAliveError,
+    PriceSourceError,
     ProgramError,
     QueueMissingError,
     RanksChangedError,

@@ -1,4 +1,4 @@
-"""Errors of requests that cannot be carried out."""
+"""Errors of requests that cannot be carried out, or that would cost more than the budget."""
 
 from __future__ import annotations
 
@@ -238,3 +238,19 @@ class HopelessPlanError(UsageError):
     def __init__(self, *, reason: HopelessReason, why: str, fix: str) -> None:
         self.reason, self.why = reason, why
         super().__init__(f"this plan is hopeless: {why}", fix=fix)
+
+
+class PriceSourceError(UsageError):
+    """The current prices could not be read from their source."""
+
+    def __init__(self, *, source: str, why: str, fix: str) -> None:
+        self.source, self.why = source, why
+        super().__init__(f"prices from {source!r}: {why}.", fix=fix)
+
+
+class BudgetError(UsageError):
+    """A run would cost more than the rest of its budget."""
+
+    def __init__(self, *, run_id: str, why: str, fix: str) -> None:
+        self.run_id, self.why = run_id, why
+        super().__init__(f"run {run_id}: {why}. Nothing was bought.", fix=fix)

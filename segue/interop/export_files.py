@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from array import array
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 
 from segue.checkpoints.format.collections import is_frame
 from segue.checkpoints.format.constants import MOMENTS, is_constant
-from segue.checkpoints.format.names import FOLDER
+from segue.checkpoints.format.names import FOLDER, leads_out
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.format.state_tree import Json, decode_tree, encode_tree
 from segue.continuity.recipe_diff import BINDING, NOT_STATE
@@ -29,7 +29,6 @@ from segue.curves.frame import steps_of_lineage, stored_tables
 from segue.curves.schema import SCHEMA
 from segue.errors import MalformedCheckpointError
 from segue.interop.export_readme import readme, readme_of_dcp
-from segue.interop.own_folder import BEST, folder_of, write_folder
 from segue.runlog.history import Checkpoint, History
 from segue.runlog.log import RunLog
 from segue.trainer.workloads.state import PROGRESS
@@ -40,6 +39,7 @@ _RESERVED = ("config", "data_position", "loss_curve", "readme", "train_state")
 
 No component may have such a file name, in upper or lower case.
 """
+BEST = "best"
 
 
 def plain_state(snapshot: Snapshot) -> Iterator[tuple[str, Any]]:
@@ -256,3 +256,46 @@ def _write_safetensors(folder: Path, stem: str, skeleton: Json, tensors: dict[st
     except safetensors.SafetensorError as error:
         raise OSError(str(error)) from None
     return names
+
+
+class OwnFolder(NamedTuple):
+    """The bytes of the folder's files by path. For each file of the best model, its path in the folder."""
+
+    files: Mapping[str, torch.Tensor]
+    best: Mapping[str, str]
+
+
+def folder_of(snapshot: Snapshot) -> OwnFolder | None:
+    """Return the folder in a checkpoint. Return None for a recipe, or for a program that tracks its objects.
+
+    Raises:
+        MalformedCheckpointError: a path leads out of the folder, or a file of the best model is not in the folder.
+    """
+    skeleton = snapshot.skeletons.get(FOLDER)
+    tree = decode_tree(skeleton, snapshot.tensors) if isinstance(skeleton, dict) else None
+    if not isinstance(tree, dict):
+        return None
+    files, best = tree.get("files"), tree.get("best", {})
+    if not isinstance(files, dict) or not all(map(_is_content, files.values())):
+        return None  # This is another object that a program tracks under this name.
+    for name in (*files, *best):
+        if leads_out(name):
+            raise MalformedCheckpointError(key=FOLDER, why=f"the path {name!r} leads out of the folder")
+    lost = next((name for name in best.values() if name not in files), None)
+    if lost is not None:
+        raise MalformedCheckpointError(key=FOLDER, why=f"{lost!r} of its best model is not in the folder")
+    return OwnFolder(files, best)
+
+
+def write_folder(folder: Path, own: OwnFolder) -> None:
+    """Write the files of the folder below `folder/`, and the files of the best model below `best/`."""
+    parts = {FOLDER: own.files, BEST: {name: own.files[committed] for name, committed in own.best.items()}}
+    for part, files in parts.items():
+        for name, content in files.items():
+            path = folder / part / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            content.numpy().tofile(path)
+
+
+def _is_content(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype is torch.uint8 and value.dim() == 1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from segue.errors import MissingExtraError, StoreUnreachableError
 from segue.stores.base import StoreReadError, check_by_writing
-from segue.stores.bucket_rules import removes
 
 try:
     import boto3
@@ -34,6 +34,8 @@ they expire, so credentials from boto3 are valid for at least 10 min.
 """
 _FORBIDDEN = 403
 """The answer of S3 to a request about the whole bucket, if a policy permits only the objects below a prefix."""
+_READ_AT_ONCE = ("STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR")
+"""Storage classes whose objects can be read without a restore. Source: S3 user guide, storage classes."""
 
 
 class S3Store(ObjectStore):
@@ -174,3 +176,19 @@ def from_url(url: str, *, endpoint_url: str | None, region: str | None) -> S3Sto
     """
     place = place_of(url, form="s3://bucket/prefix")
     return S3Store(bucket=place.bucket, prefix=place.prefix, endpoint_url=endpoint_url, region=region)
+
+
+def removes(rule: Mapping[str, Any], prefix: str) -> bool:
+    """Whether a rule deletes objects below the prefix, or moves them to storage that needs a restore.
+
+    The function is pure. Source: `GetBucketLifecycleConfiguration` of the S3 API. Rules about unfinished uploads and
+    old object versions are ignored, because they do not remove current objects.
+    """
+    condition = rule.get("Filter", {})
+    both = condition.get("And", {})
+    has_tags = "Tag" in condition or bool(both.get("Tags"))  # segue sets no tags.
+    of = rule.get("Prefix") or condition.get("Prefix") or both.get("Prefix") or ""
+    archives = any(move.get("StorageClass") not in _READ_AT_ONCE for move in rule.get("Transitions", ()))
+    acts = bool(rule.get("Expiration", {}).keys() & {"Days", "Date"}) or archives
+    overlaps = prefix.startswith(of) or of.startswith(prefix)
+    return rule.get("Status") == "Enabled" and not has_tags and acts and overlaps

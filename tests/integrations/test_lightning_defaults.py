@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from segue.integrations.lightning_kept import KeptFiles
+from segue.integrations.lightning import KeptFiles
 from segue.integrations.lightning_paths import note, noted, put_paths, with_names
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history

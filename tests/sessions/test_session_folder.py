@@ -16,7 +16,7 @@ import segue
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.format.state_tree import encode_tree
 from segue.errors import MalformedCheckpointError, NoMetricError
-from segue.interop.own_folder import folder_of
+from segue.interop.export_files import folder_of
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.trainer.programs.folder import Folder

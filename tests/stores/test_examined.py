@@ -14,8 +14,8 @@ from segue.doctor.scratch import Scratch
 from segue.doctor.subject import Subject
 from segue.spec import StoreSpec
 from segue.stores import open_store
-from segue.stores.bucket_rules import removes
 from segue.stores.objects import ObjectStore
+from segue.stores.s3 import removes
 from tests.cli.test_errors import closed_port
 from tests.doctor.showing import bad, good, makes_fail
 from tests.stores.conftest import BUCKET, bucket_at, place_at
