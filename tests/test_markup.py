@@ -117,7 +117,7 @@ def test_nothing_is_no_table_and_no_list():
 BUILDS_BY_ITSELF = {
     "segue/markup.py": "the place for it",
     "segue/curves/data_docs.py": "pages of Great Expectations, by `html`; see tests/curves/test_data_docs.py",
-    "segue/doctor/pools/job_command.py": "an expression that finds commands in texts of others",
+    "segue/doctor/pools/segment_job.py": "an expression that finds commands in texts of others",
     "segue/interop/export_readme.py": "constant text with code; names are put in by `code` and `table`",
 }
 MARKS = re.compile(r"\|\s*:?-{3}|^\s*\|.*\||^\| | \|$|^\* $|^#{2,6} |</?(td|tr|th|li|table|h\d|p|a|img)\b")

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import DEFAULT_SPEC, Json, Workload, with_workload
 from segue.cli.server import has_server
 from segue.credentials import redacted
+from segue.doctor.check import Check, CheckOutcome, Item, examine
 from segue.errors import SpecError
 from segue.reports.console import console, errors, progress, show_json
 from segue.spec import RunSpec, read_toml
 
 if TYPE_CHECKING:
-    from segue.doctor.check import Item
     from segue.doctor.subject import Subject
 
 _UNNAMED = "unnamed"
 _NO_SERVER = "PREFECT_API_URL is not set, so `segue run` would start a local server"
+_STYLES = {CheckOutcome.OK: "green", CheckOutcome.WARN: "yellow", CheckOutcome.FAIL: "bold red"}
 
 
 def doctor(
@@ -43,9 +49,7 @@ def doctor(
     Exit code 0: no check failed. 1: at least one check failed.
     """
     # Imported here because the doctor loads the modules of all parts of a run, which the other commands do not need.
-    from segue.doctor.check import examine
     from segue.doctor.registry import all_items
-    from segue.doctor.report import facts, has_failed, summary, table
 
     if spec is None and DEFAULT_SPEC.is_file():
         errors.print(
@@ -110,3 +114,47 @@ def _of_server(subject: Subject) -> list[Item]:
         fix = "correct the variables PREFECT_... and the file profiles.toml in PREFECT_HOME (default ~/.prefect)."
         return unusable_server(f"Prefect's settings cannot be read: {_in_words(error)}", fix=fix)
     return items(subject)
+
+
+def table(checks: Sequence[Check]) -> Table:
+    """Return one row for each check with its reason and fix, then one row for all skipped checks with the same
+    reason.
+    """
+    made = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for name in ("outcome", "check"):
+        made.add_column(name, no_wrap=True)
+    made.add_column("reason", overflow="fold")
+    for check in checks:
+        if check.outcome is not CheckOutcome.SKIPPED:
+            text = Text(check.reason)
+            if check.fix:
+                text.append(f". Fix: {check.fix}", style="bold")
+            made.add_row(Text(check.outcome.value, style=_STYLES[check.outcome]), check.name, text)
+    for reason, names in _skipped(checks).items():
+        first = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        made.add_row(Text(CheckOutcome.SKIPPED.value, style="dim"), first, Text(reason, style="dim"))
+    return made
+
+
+def _skipped(checks: Sequence[Check]) -> dict[str, list[str]]:
+    """The names of the skipped checks, by reason."""
+    found: dict[str, list[str]] = {}
+    for check in checks:
+        if check.outcome is CheckOutcome.SKIPPED:
+            found.setdefault(check.reason, []).append(check.name)
+    return found
+
+
+def summary(checks: Sequence[Check]) -> str:
+    """Text with the number of checks per outcome."""
+    counts = Counter(check.outcome for check in checks)
+    return ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in CheckOutcome)
+
+
+def has_failed(checks: Sequence[Check]) -> bool:
+    return any(check.outcome is CheckOutcome.FAIL for check in checks)
+
+
+def facts(checks: Sequence[Check]) -> dict[str, Any]:
+    """The report as plain data."""
+    return {"failed": has_failed(checks), "checks": [check.model_dump(mode="json") for check in checks]}

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from segue.cli.doctor import facts, has_failed, summary
 from segue.doctor.check import Item, examine, fail, ok, skipped, warn, worst
-from segue.doctor.report import facts, has_failed, summary
 from segue.errors import StoreUnreachableError
 
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from segue.doctor.check import skipped
-from segue.doctor.pools.job_command import starts_engine
 from segue.doctor.pools.judgement import JUDGES, judge, refusals, refusals_of_parents, warnings
 from segue.doctor.pools.node_needs import node_needs
 from segue.doctor.pools.pool_state import Needs, PoolState
-from segue.doctor.pools.segment_job import PoolJob, job_of
+from segue.doctor.pools.segment_job import PoolJob, job_of, starts_engine
 from tests.doctor import templates
 from tests.doctor.showing import bad, good, makes_fail
 
