@@ -22,7 +22,7 @@ from segue.data.tables.column_types import layout_of
 from segue.reports.console import console, show_json
 from segue.reports.tables import rows_table
 from segue.retraining.gate.columns import columns_of
-from segue.retraining.gate.starter import starter_suite
+from segue.retraining.gate.suite import starter_suite
 from segue.retraining.spec import WindowFile
 from segue.spec import Reading
 

@@ -1,11 +1,18 @@
-"""Base job templates of the Kubernetes pools, for `prefect work-pool create --base-job-template`."""
+"""Base job templates of the Kubernetes pools, for `prefect work-pool create --base-job-template`.
+
+The module also makes the files that `segue init --pools eks|gke|aks` writes below deployments/kubernetes.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from typing import Any
 
-from segue.deployments.containers import PoolName, command, environment, image, number, text
-from segue.deployments.kubernetes.clouds import CLOUDS, POOL_LABEL, Cloud, CloudName, placement
+from segue.deployments.containers import POOLS, PoolName, command, environment, image, number, text
+from segue.deployments.kubernetes.clouds import CLOUDS, POOL_LABEL, Cloud, CloudName, node_rules, placement
+from segue.doctor.pools.segment_job import SIGTERM_SECONDS
 
 NAMESPACE = "segue"
 
@@ -15,6 +22,12 @@ _IMAGE_USER = 1000
 _RUN_ACCOUNT = "segue-run"
 _KEPT_SECONDS = 3600
 """Seconds for which an ended job is kept for inspection."""
+_FOLDER = "deployments/kubernetes"
+_AS_THEY_ARE = ("00-namespace.yaml", "access.yaml", "disruption.yaml", "create-pools.sh")
+_WORKERS = "workers.yaml"
+_NODES = "      # The nodes of parents, by cloud, are written here.\n"
+"""The line of the packaged workers.yaml that the rules for nodes replace."""
+_IMAGES = ("images/Dockerfile.cpu", "images/Dockerfile.cuda")
 
 
 def job_template(name: CloudName, pool: PoolName) -> dict[str, Any]:
@@ -169,3 +182,41 @@ _CLUSTER_CONFIG = {
         "context_name": {"type": "string", "title": "Context Name"},
     },
 }
+
+
+def kubernetes_files(name: CloudName) -> dict[str, str]:
+    """The text of each file, by path. Only manifests are in the top folder, so that `kubectl apply -f` can use the
+    folder."""
+    cloud, home = CLOUDS[name], files("segue.deployments") / "kubernetes"
+    packaged = {name: (home / name).read_text(encoding="utf-8") for name in (*_AS_THEY_ARE, _WORKERS, *_IMAGES)}
+    packaged[_WORKERS] = packaged[_WORKERS].replace(_NODES, _nodes_of_parents(cloud))
+    for path in _IMAGES:
+        packaged[path] = packaged[path].replace(",s3,", f",{cloud.store_extra},")
+    templates = {f"pools/{pool}.json": json.dumps(job_template(name, pool), indent=2) + "\n" for pool in POOLS}
+    return {f"{_FOLDER}/{path}": text for path, text in (packaged | templates).items()}
+
+
+def run_grace_seconds(name: CloudName) -> int:
+    """Value of `grace_seconds` in run specs for these pools."""
+    return CLOUDS[name].grace_seconds - SIGTERM_SECONDS
+
+
+def _nodes_of_parents(cloud: Cloud) -> str:
+    """The rules for nodes as lines of YAML, with the indentation of the line that they replace."""
+    indent = " " * (len(_NODES) - len(_NODES.lstrip()))
+    return "".join(f"{indent}{line}\n" for line in _yaml(node_rules(cloud, "parents")))
+
+
+def _yaml(value: Mapping[str, Any]) -> Iterator[str]:
+    """YAML lines of a mapping. This function writes the lines itself, because YAML packages are only in the extra
+    `prefect`."""
+    for name, inner in value.items():
+        if isinstance(inner, str):
+            yield f"{name}: {json.dumps(inner) if inner in ('true', 'false') else inner}"
+            continue
+        yield f"{name}:"
+        for item in inner if isinstance(inner, list) else [inner]:
+            lead = "- " if isinstance(inner, list) else "  "
+            for line in _yaml(item):
+                yield f"  {lead}{line}" if isinstance(inner, list) else f"{lead}{line}"
+                lead = "  "

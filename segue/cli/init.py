@@ -90,13 +90,13 @@ def texts_of(pools: Pools) -> dict[str, str]:
     if pools is Pools.PROCESS:
         return texts
     if pools in (Pools.FARGATE, Pools.ECS):
-        from segue.deployments.ecs.ecs_files import NOTICES, RUN_GRACE_SECONDS, ecs_files
+        from segue.deployments.ecs.ecs_pools import NOTICES, RUN_GRACE_SECONDS, ecs_files
 
         kind: Kind = "fargate" if pools is Pools.FARGATE else "ec2"
         folder, of_pools, grace_seconds, notices = "ecs", ecs_files(kind), RUN_GRACE_SECONDS, NOTICES[kind]
     else:
         from segue.deployments.kubernetes.clouds import CLOUDS
-        from segue.deployments.kubernetes.kubernetes_files import kubernetes_files, run_grace_seconds
+        from segue.deployments.kubernetes.kubernetes_pools import kubernetes_files, run_grace_seconds
 
         cloud = cast("CloudName", pools.value)
         folder, of_pools = "kubernetes", kubernetes_files(cloud)

@@ -21,10 +21,9 @@ from segue.controller.waiting.queue_wait import QueueReporter
 from segue.controller.waiting.start_records import note_start
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.early import launch_soonest
-from segue.launch.last_lines import LastLines
 from segue.launch.launcher import Ending, Trainer, pid_of
 from segue.launch.memory import RecentKills
-from segue.launch.output import OnLine
+from segue.launch.output import LastLines, OnLine
 from segue.launch.registry import launch_standby
 from segue.policy.starts import StartNumbers
 from segue.records import CodeFailure, Notice, SegmentPlan, SegmentReport, StopReason

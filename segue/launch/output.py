@@ -37,6 +37,11 @@ _BURST_LINES = 500
 _LINES_PER_SECOND = 20.0
 _END_SECONDS = 5.0
 _LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
+_KEPT, _QUOTED, _MOST_CHARACTERS = 200, 3, 300
+_SAYS_WHY = re.compile(
+    r"terminate called|what\(\):|Fatal Python error|Assertion .* failed|(^|[\s.])\w*(Error|Exception)(:|$)"
+)
+"""Error lines of C++, of Python's fault handler, and of Python tracebacks."""
 
 
 class Line(NamedTuple):
@@ -203,3 +208,22 @@ def _is_full(end: int) -> bool:
     waiting = int.from_bytes(fcntl.ioctl(end, termios.FIONREAD, b"\0\0\0\0"), "little")
     # A write that does not fit leaves less than a page free.
     return waiting > capacity - 4096
+
+
+class LastLines:
+    """An object that passes lines on, and keeps the newest lines."""
+
+    def __init__(self, on_line: OnLine) -> None:
+        self._on_line = on_line
+        self._kept: deque[str] = deque(maxlen=_KEPT)
+
+    def __call__(self, line: Line) -> None:
+        self._kept.append(line.text)
+        self._on_line(line)
+
+    def why(self) -> str:
+        """Return the newest lines that name a cause. If no line names a cause, return the newest lines. Empty if there
+        was no output."""
+        lines = [text.strip() for text in list(self._kept) if text.strip()]
+        quoted = [text for text in lines if _SAYS_WHY.search(text)] or lines
+        return " | ".join(text[:_MOST_CHARACTERS] for text in quoted[-_QUOTED:])

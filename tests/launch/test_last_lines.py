@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from segue.launch.last_lines import LastLines
-from segue.launch.output import Line
+from segue.launch.output import LastLines, Line
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from segue.errors import SpecError
 from segue.parsing import parsed
 from segue.retraining.gate import window_check
 from segue.retraining.gate.columns import Columns, columns_of
-from segue.retraining.gate.starter import starter_suite
+from segue.retraining.gate.suite import starter_suite
 from segue.retraining.gate.window_check import check_window
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.window import window_of

@@ -56,7 +56,7 @@ def profile(
         raise OptionError(f"--to: {to} exists; name a new file")
     from segue.data.tables.column_types import layout_of
     from segue.retraining.gate.columns import columns_of
-    from segue.retraining.gate.starter import starter_suite
+    from segue.retraining.gate.suite import starter_suite
 
     rules = RetrainSpec.from_toml(reading).data.reading if reading is not None else Reading()
     access = DataAccess(endpoint_url=endpoint_url, reading=rules)

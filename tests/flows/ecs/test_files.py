@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from segue.deployments.containers import POOLS
-from segue.deployments.ecs.ecs_files import ecs_files
+from segue.deployments.ecs.ecs_pools import ecs_files
 
 PAGE = Path(__file__).parents[3] / "docs/ecs.md"
 NETWORK = {"vpc_id", "network_configuration"}

@@ -23,8 +23,7 @@ from prefect.utilities.callables import parameter_schema
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next, open_run
 from segue.deployments.containers import SIGTERM_VARIABLE
-from segue.deployments.ecs.ecs_files import ecs_files
-from segue.deployments.ecs.ecs_pools import job_template
+from segue.deployments.ecs.ecs_pools import ecs_files, job_template
 from segue.flows.segment import segment
 from tests.flows.test_runs import until
 

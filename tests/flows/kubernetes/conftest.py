@@ -15,8 +15,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.utilities.callables import parameter_schema
 
-from segue.deployments.kubernetes.kubernetes_files import kubernetes_files
-from segue.deployments.kubernetes.kubernetes_pools import job_template
+from segue.deployments.kubernetes.kubernetes_pools import job_template, kubernetes_files
 from segue.deployments.local_stack.stack import LocalStack
 from tests.support.kube.client import KubeCluster, running_cluster
 

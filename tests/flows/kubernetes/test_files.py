@@ -17,7 +17,7 @@ from prefect.client.schemas.objects import FlowRun
 
 from segue.deployments.containers import POOLS, SIGTERM_VARIABLE
 from segue.deployments.kubernetes.clouds import CLOUDS, POOL_LABEL
-from segue.deployments.kubernetes.kubernetes_files import kubernetes_files
+from segue.deployments.kubernetes.kubernetes_pools import kubernetes_files
 from tests.support.kube.rights import Request, may
 
 REPO = Path(__file__).parents[3]

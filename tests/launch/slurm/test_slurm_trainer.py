@@ -13,7 +13,7 @@ from segue.controller.segment import TrainerEnd
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.memory import RecentKills
 from segue.launch.registry import launch
-from segue.launch.slurm import job_watch, orders, submission
+from segue.launch.slurm import orders, submission
 from segue.launch.slurm import slurm_trainer as trainers
 from segue.launch.slurm.slurm_problems import require_slurm, slurm_problems
 from segue.records import Capacity, SegmentPlan, StopReason
@@ -45,9 +45,8 @@ def commands(tmp_path, monkeypatch):
 
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     waits = {
-        trainers: ("_LOOK",),
+        trainers: ("_LOOK", "_UNKNOWN", "_FORGOTTEN"),
         orders: ("_AGAIN", "_REPEAT"),
-        job_watch: ("_UNKNOWN", "_FORGOTTEN"),
         submission: ("_LOOK", "_SUBMIT_AGAIN", "_SILENT", "_UNSURE"),
     }
     for module, names in waits.items():
@@ -210,7 +209,7 @@ def test_a_node_that_does_not_boot_is_no_machine_that_was_lost(commands, start, 
 
 
 def test_a_job_that_is_cleaned_up_for_minutes_has_ended(commands, start, monkeypatch):
-    monkeypatch.setattr(job_watch, "_COMPLETING_SECONDS", -20.0)  # The run's grace period is added.
+    monkeypatch.setattr(trainers, "_COMPLETING_SECONDS", -20.0)  # The run's grace period is added.
     commands(sbatch="echo 7", scontrol=scontrol(show("COMPLETING", name="$NAME")))
     trainer = start(segment=1)
     monkeypatch.setenv("NAME", trainer.name)
