@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from segue.cli import checkpoints, curve
+from segue.cli.costs import costs
 from segue.cli.doctor import doctor
 from segue.cli.drill import drill
 from segue.cli.init import init
-from segue.cli.planning import plan
-from segue.cli.planning.costs import costs
-from segue.cli.planning.pools import pools
+from segue.cli.plan import plan
+from segue.cli.pools import pools
 from segue.cli.recover import recover
 from segue.cli.retraining import data, models, retrain
 from segue.cli.run import run
@@ -51,7 +51,7 @@ for command in (
     init,
     doctor,
     drill,
-    plan.plan,
+    plan,
     run,
     runs,
     status,

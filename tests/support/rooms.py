@@ -14,7 +14,7 @@ HOMES = {"segue": "segue", "flows": "segue.flows", "tasks": "segue.tasks", "depl
 ROOMS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli.main",),
-    ("cli.planning", "cli.retraining"),
+    ("cli.retraining",),
     ("cli",),
     ("deployments.local_stack", "deployments.ecs", "deployments.kubernetes"),
     ("deployments.workers",),

@@ -1,1 +1,0 @@
-"""Commands about what a run will cost, or has cost."""
