@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from segue.errors import MissingExtraError
+
 MOST_BYTES = 40_000
 _SIZES = ((110, 64), (100, 32), (90, 24), (75, 16), (60, 12), (45, 8))
 """Resolutions in dots per inch and numbers of colours, from the best quality to the smallest file."""
@@ -22,16 +24,29 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 @contextmanager
-def styled() -> Iterator[None]:
-    """A block that draws in the style of segue's plots.
+def page_figure(height: float, *, needed_for: str) -> Iterator[Any]:
+    """A block that draws a figure of the page's width, with this height in inches, in the style of segue's plots.
 
     Only one block runs at a time, because matplotlib's settings are global.
-    """
-    import matplotlib as mpl
 
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError(extra="data", needed_for=needed_for) from None
     style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
     with _ONE_AT_A_TIME, mpl.rc_context(style):  # type: ignore[arg-type]
-        yield
+        yield Figure(figsize=(PAGE_INCHES, height), layout="constrained")
+
+
+def png(figure: Any, *, dpi: int = 110) -> bytes:
+    """Return a matplotlib figure as a PNG."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=dpi)
+    return drawn.getvalue()
 
 
 def small_png(figure: Any) -> bytes:
@@ -41,15 +56,13 @@ def small_png(figure: Any) -> bytes:
     """
     from PIL import Image
 
-    png = b""
+    small = b""
     for dpi, colours in _SIZES:
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format="png", dpi=dpi)
-        with Image.open(drawn) as image:
+        with Image.open(io.BytesIO(png(figure, dpi=dpi))) as image:
             flat = image.convert("RGB").quantize(colours, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
         packed = io.BytesIO()
         flat.save(packed, format="png", optimize=True)
-        png = packed.getvalue()
-        if len(png) <= MOST_BYTES:
+        small = packed.getvalue()
+        if len(small) <= MOST_BYTES:
             break
-    return png
+    return small

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from segue.curves.frame import curve_frame
-from segue.curves.picture import PAGE_INCHES, small_png, styled
-from segue.errors import MissingExtraError, NoResumeError
+from segue.curves.picture import page_figure, small_png
+from segue.errors import NoResumeError
 from segue.records import CheckpointRef, Verdict, VerdictKind, WitnessRow
 from segue.runlog.history import History, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
@@ -127,12 +127,7 @@ def draw(point: ResumePoint, *, run_id: str) -> bytes:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError(extra="data", needed_for="The plot of a resume point") from None
-    with styled():
-        figure = Figure(figsize=(PAGE_INCHES, 7), layout="constrained")
+    with page_figure(7, needed_for="The plot of a resume point") as figure:
         panels = figure.subplots(len(CHANNELS), 1, sharex=True)
         for axes, channel in zip(panels, CHANNELS, strict=True):
             _panel(axes, point, channel)

@@ -1,23 +1,15 @@
-"""Writes a forecast as text: one line for each fact, one table row for each policy."""
+"""Shows a forecast: one line for each fact, one table row for each policy, a picture of some simulated runs."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from segue.curves.picture import page_figure, png
 from segue.units import duration, money
 
 if TYPE_CHECKING:
-    from segue.simulation.forecast import Expected
-import io
-from typing import TYPE_CHECKING
-
-from segue.curves.picture import PAGE_INCHES
-from segue.errors import MissingExtraError
-
-if TYPE_CHECKING:
-    from segue.simulation.forecast import Sample
-
+    from segue.simulation.forecast import Expected, Sample
 
 _COLOURS = {"finished": "#ffffff", "idle": "#dddddd", "spot": "#2f6db0", "on-demand": "#e07b39"}
 """Colours in the order of the mode numbers, beginning with mode -1."""
@@ -30,14 +22,13 @@ def draw_sample(sample: Sample, *, title: str, deadline_seconds: float | None, l
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    mpl, figure = _figure(height=4.2)
-    from matplotlib.colors import ListedColormap
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     hours = sample.tick_seconds / 3600
     runs, ticks = sample.modes.shape
-    with mpl.rc_context({"font.size": 9}):
+    with page_figure(4.2, needed_for="A picture") as figure:
+        from matplotlib.colors import ListedColormap
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
         axes = figure.subplots()
         colours = ListedColormap(list(_COLOURS.values()))
         grid = {"extent": (0, ticks * hours, runs + 0.5, 0.5), "aspect": "auto", "interpolation": "nearest"}
@@ -54,22 +45,7 @@ def draw_sample(sample: Sample, *, title: str, deadline_seconds: float | None, l
         axes.set(xlabel="hours from now", ylabel="simulated run", xlim=(0, right * 1.01))
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         figure.legend(handles=legend, loc="outside lower center", ncols=len(legend), frameon=False)
-        return _png(figure)
-
-
-def _figure(*, height: float) -> tuple[Any, Any]:
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError(extra="data", needed_for="A picture") from None
-    return mpl, Figure(figsize=(PAGE_INCHES, height), layout="constrained")
-
-
-def _png(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
+        return png(figure)
 
 
 def forecast_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:

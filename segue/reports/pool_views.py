@@ -5,7 +5,6 @@ The module is pure.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import combinations, pairwise
@@ -13,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from segue.curves.picture import PAGE_INCHES, styled
-from segue.errors import MissingExtraError
+from segue.curves.picture import page_figure, png
 from segue.records import SeenInterval, SeenPools
 from segue.units import duration
 
@@ -77,13 +75,8 @@ def draw_pools(seen: SeenPools, *, now: datetime) -> bytes:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError(extra="data", needed_for="A picture") from None
     names = sorted({each.pool for each in seen.intervals})
-    with styled():
-        figure = Figure(figsize=(PAGE_INCHES, 1.2 + 0.4 * len(names)), layout="constrained")
+    with page_figure(1.2 + 0.4 * len(names), needed_for="A picture") as figure:
         axes = figure.subplots()
         for each in seen.intervals:
             begin = (each.begun_at - now).total_seconds() / 86_400
@@ -93,9 +86,7 @@ def draw_pools(seen: SeenPools, *, now: datetime) -> bytes:
         axes.invert_yaxis()
         axes.set_xlabel("days before now; blue: an attempt had a machine, grey: an attempt waited for one")
         axes.set_xlim(right=0)
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format="png", dpi=110)
-    return drawn.getvalue()
+        return png(figure)
 
 
 def _facts(name: str, seen: SeenPools) -> dict[str, Any]:

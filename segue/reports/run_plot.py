@@ -12,8 +12,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from segue.curves.frame import curve
-from segue.curves.picture import PAGE_INCHES, small_png, styled
-from segue.errors import MissingExtraError
+from segue.curves.picture import page_figure, small_png
 from segue.records import Capacity, SegmentReport
 from segue.reports.cost_report import waits
 from segue.runlog.entries import DecisionEntry
@@ -40,13 +39,8 @@ def draw(log: RunLog) -> bytes:
     Raises:
         MissingExtraError: matplotlib or pandas is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError(extra="data", needed_for="The plot of a run") from None
     history, frame = read_history(log.reload()), curve(log, superseded=True)
-    with styled():
-        figure = Figure(figsize=(PAGE_INCHES, 6.6), layout="constrained")
+    with page_figure(6.6, needed_for="The plot of a run") as figure:
         by_step, by_time = figure.subplots(2, 1)
         _loss_over_steps(by_step, history, frame)
         _steps_over_time(by_time, history, frame)
