@@ -21,7 +21,7 @@ from segue.clock import SystemClock
 from segue.errors import OrchestratorError
 from segue.flows.retrain import retrain
 from segue.flows.watch import watch
-from segue.prefect.api import SILENCE, create_flow_run, require_silence
+from segue.prefect.api import SILENCE, create_flow_run, read_deployment, require_silence
 from segue.prefect.slots.slot_ticks import require_cron
 from segue.prefect.ui.artifacts import LiveArtifact, artifact_key
 from segue.retraining.history import Models
@@ -104,12 +104,7 @@ def start_slot(client: SyncPrefectClient, spec: RetrainSpec, slot: datetime) -> 
     Raises:
         OrchestratorError: the retraining has no deployment on this server.
     """
-    try:
-        deployment = client.read_deployment_by_name(f"{FLOW}/{spec.name}")
-    except ObjectNotFound:
-        raise OrchestratorError(
-            what=f"there is no deployment {FLOW}/{spec.name} on this Prefect server.", fix="run `segue retrain deploy`."
-        ) from None
+    deployment = read_deployment(client, f"{FLOW}/{spec.name}", fix="run `segue retrain deploy`.")
     return create_flow_run(
         client,
         deployment.id,

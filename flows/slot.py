@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
@@ -16,7 +15,7 @@ from prefect.states import Failed
 from segue.controller.recovery import ParentHeartbeat
 from segue.errors import NoDataError, ParentAliveError, SameDataError, SegueError, SlotEndedError, StoreError
 from segue.flows.train import train
-from segue.prefect.api import is_cancelled
+from segue.prefect.api import is_cancelled, own_flow_run_id
 from segue.prefect.parent_clock import as_parent, parent_clock
 from segue.prefect.recovery.dead_parents import known_server_id
 from segue.prefect.recovery.recovery_watch import RecoveryWatch
@@ -95,9 +94,12 @@ class SlotRunner:
     def _run_as_parent(self, slot: datetime, *, after: Sequence[datetime] = ()) -> State[Any]:
         heartbeat = self._heartbeat(slot)
         as_parent(heartbeat.take_over, what="heartbeat of the slot")
-        own_id = UUID(str(flow_run.id)) if flow_run.id else None
         watch = RecoveryWatch(
-            store_of(self._spec), heartbeat, clock=self._clock, logger=self._logger, flow_run_id=own_id
+            store_of(self._spec),
+            heartbeat,
+            clock=self._clock,
+            logger=self._logger,
+            flow_run_id=own_flow_run_id(),
         )
         with heartbeat.beating(), watch.watching():
             try:
@@ -291,7 +293,8 @@ class SlotRunner:
 
     def _end_if_cancelled(self, slot: datetime) -> None:
         """If a person cancelled the flow run, stop the slot's run at a checkpoint and end the slot."""
-        if not flow_run.id or not is_cancelled(UUID(str(flow_run.id))):
+        flow_run_id = own_flow_run_id()
+        if flow_run_id is None or not is_cancelled(flow_run_id):
             return
         why = "its flow run was cancelled"
         known = self.log.read().slots.get(slot)

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from contextlib import closing, suppress
 from typing import Any
-from uuid import UUID
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
-from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 
 from segue.controller.ending import EndedError, Why
@@ -22,7 +20,7 @@ from segue.errors import ParentAliveError, RunOverError, SegueError, StoreError
 from segue.integrations.tracking import tracking, usable_trackers
 from segue.launch.output import survive_broken_output
 from segue.policy.decide import Decision
-from segue.prefect.api import tagged, wait_for_api
+from segue.prefect.api import own_flow_run_id, tagged, wait_for_api
 from segue.prefect.parent_clock import as_parent, ending_with, parent_clock, run_time
 from segue.prefect.prefect_orchestrator import PrefectOrchestrator
 from segue.prefect.recovery.dead_parents import known_server_id, withdraw_other_starts
@@ -67,9 +65,9 @@ def train(
     """
     survive_broken_output()
     quieten()
-    with ending_with(_flow_run_id()), run_time(spec.store):
+    with ending_with(own_flow_run_id()), run_time(spec.store):
         state = _train(spec, accept_drift=accept_drift, requested_at_slot=requested_at_slot, after_parent=after_parent)
-    return tagged(_flow_run_id(), state)
+    return tagged(own_flow_run_id(), state)
 
 
 def _train(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None, after_parent: str | None) -> State[Any]:
@@ -83,7 +81,7 @@ def _train(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None, 
     try:
         parent = _parent_of(spec, after_parent)
         if after_parent is not None:
-            withdraw_other_starts(spec, own=_flow_run_id())
+            withdraw_other_starts(spec, own=own_flow_run_id())
         try:
             with tracking(spec, usable_trackers(spec)):
                 return _run(spec, parent)
@@ -98,7 +96,7 @@ def _train(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None, 
 
 
 def _run(spec: RunSpec, parent: ParentHeartbeat) -> State[Any]:
-    clock, run_id = parent_clock(), _flow_run_id()
+    clock, run_id = parent_clock(), own_flow_run_id()
     live = LiveRun(open_log(spec, clock=clock), spec, clock=clock, logger=get_run_logger(), flow_run_id=run_id)
     watch = RecoveryWatch(
         spec.store, parent, clock=clock, logger=get_run_logger(), flow_run_id=run_id, show=live.show_unguarded
@@ -130,16 +128,12 @@ def _left(why: Why) -> State[Any]:
 
 
 def _parent_of(spec: RunSpec, after_parent: str | None) -> ParentHeartbeat:
-    flow_run_id = _flow_run_id()
+    flow_run_id = own_flow_run_id()
     facts: dict[str, Any] = {"flow_run_id": str(flow_run_id) if flow_run_id is not None else None}
     facts["server_id"] = known_server_id()
     parent = ParentHeartbeat(open_store(spec.store), spec, clock=parent_clock(), **facts)
     as_parent(lambda: parent.take_over(after=after_parent), what="parent's record")
     return parent
-
-
-def _flow_run_id() -> UUID | None:
-    return UUID(str(flow_run.id)) if flow_run.id else None
 
 
 def _conclude(spec: RunSpec, live: LiveRun, decision: Decision, *, has_resumed: bool) -> State[Any]:

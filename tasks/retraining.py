@@ -12,9 +12,9 @@ from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
-from prefect.exceptions import ObjectNotFound
 
 from segue.errors import ModelChangedError, OrchestratorError
+from segue.prefect.api import read_deployment
 from segue.prefect.parent_clock import as_parent, parent_clock
 from segue.prefect.slots.slot_starts import SlotStarter
 from segue.prefect.ui.artifacts import artifact_key
@@ -183,13 +183,8 @@ def start_triggered(spec: RetrainSpec, *, now: datetime) -> tuple[str, ...]:
     waiting = unstarted(log.read(), now=now)
     if not waiting:
         return ()
-    name = f"retrain/{spec.name}"
     with get_client(sync_client=True) as client:
-        try:
-            deployment = client.read_deployment_by_name(name)
-        except ObjectNotFound:
-            what = f"there is no deployment {name} on this Prefect server."
-            raise OrchestratorError(what=what, fix="run `segue retrain deploy`.") from None
+        deployment = read_deployment(client, f"retrain/{spec.name}", fix="run `segue retrain deploy`.")
         starter = SlotStarter(client, deployment, spec, log, now=now)
         found = tuple(starter.start(trigger) for trigger in waiting)
     if starter.given_up:

@@ -13,7 +13,9 @@ from prefect.client.base import PrefectResponse
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentFlowRunCreate
 from prefect.client.schemas.objects import State
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from segue.clock import Clock, SystemClock
@@ -30,6 +32,11 @@ SILENCE = (httpx.HTTPError, PrefectHTTPStatusError)
 ANSWER_SECONDS = 5.0
 """Longest wait for one answer, in seconds."""
 _ASK_SECONDS = 2.0
+DEPLOY = (
+    "run `prefect --no-prompt deploy --all` in the folder of prefect.yaml (`segue init` writes one), or name another "
+    "deployment under [pools] in the run spec."
+)
+"""The fix if a deployment of a run does not exist."""
 _TRANSIENT = (408, 425, 429)
 _BUSY = (408, 429, 502, 503)
 """Status codes after which Prefect's client waits at least two seconds, even if the client does not retry."""
@@ -92,6 +99,23 @@ def refusal(error: Exception) -> OrchestratorError:
     else:
         what, fix = "refused the request", "use a server of the same version as the installed prefect."
     return OrchestratorError(what=f"{server} {what} (HTTP {status}).", fix=fix)
+
+
+def own_flow_run_id() -> UUID | None:
+    """The id of the current flow run; None outside a flow run."""
+    return UUID(str(flow_run.id)) if flow_run.id else None
+
+
+def read_deployment(client: SyncPrefectClient, name: str, *, fix: str = DEPLOY) -> DeploymentResponse:
+    """The deployment with this name, as FLOW/DEPLOYMENT.
+
+    Raises:
+        OrchestratorError: there is no such deployment; the error ends with `fix`.
+    """
+    try:
+        return client.read_deployment_by_name(name)
+    except ObjectNotFound:
+        raise OrchestratorError(what=f"there is no deployment {name!r} on the Prefect server.", fix=fix) from None
 
 
 def create_flow_run(client: SyncPrefectClient, deployment_id: UUID, **facts: Any) -> UUID:

@@ -17,7 +17,7 @@ from prefect.states import Cancelled, Cancelling
 from segue.errors import OrchestratorError
 from segue.policy.queueing import Queues
 from segue.policy.starts import StartNumbers
-from segue.prefect.api import SILENCE, create_flow_run, is_cancelled, quick_client, require_silence
+from segue.prefect.api import SILENCE, create_flow_run, is_cancelled, quick_client, read_deployment, require_silence
 from segue.prefect.messenger import Message, Messenger
 from segue.prefect.queues.answers import Answers, SharedReadings
 from segue.prefect.queues.flow_run_start import StartTimes, said_of_start, why_refused
@@ -300,20 +300,10 @@ def name_of(plan: SegmentPlan, number: int = 1) -> str:
 
 
 def _create(client: SyncPrefectClient, *, deployment: str, facts: dict[str, Any]) -> UUID:
-    try:
-        found = client.read_deployment_by_name(deployment)
-    except ObjectNotFound:
-        raise _no_such(deployment) from None
+    found = read_deployment(client, deployment)
     # The id is kept for a second try, because the server creates the task run only once.
     facts["parent_task_run_id"] = facts.get("parent_task_run_id") or _shown_task_run(client)
     return create_flow_run(client, found.id, **facts)
-
-
-def _no_such(deployment: str) -> OrchestratorError:
-    return OrchestratorError(
-        what=f"there is no deployment {deployment!r} on this Prefect server.",
-        fix="run `prefect --no-prompt deploy --all`, or set the name of your deployment under pools in the run spec.",
-    )
 
 
 def _shown_task_run(client: SyncPrefectClient) -> UUID | None:

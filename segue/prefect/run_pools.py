@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 from prefect.client.base import ServerType
 from prefect.client.orchestration import SyncPrefectClient
@@ -21,7 +20,6 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import WorkPool, WorkQueue, WorkQueueStatus
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound
-from prefect.runtime import flow_run
 from prefect.utilities.collections import set_in_dict
 from prefect.utilities.templating import apply_values
 
@@ -33,7 +31,7 @@ from segue.doctor.pools.segment_job import PoolJob, job_of
 from segue.doctor.server_judgement import Recovery, judge_recovery, judge_version
 from segue.errors import OrchestratorError, QueueMissingError
 from segue.launch.registry import require_clusters
-from segue.prefect.api import SILENCE, quick_client, require_silence
+from segue.prefect.api import SILENCE, own_flow_run_id, quick_client, read_deployment, require_silence
 from segue.prefect.kubernetes_nodes import with_nodes
 from segue.spec import RunSpec
 
@@ -44,10 +42,6 @@ _SEEN_WITHIN = timedelta(minutes=1)
 _SCHEDULED_WITHIN = timedelta(minutes=1)
 """Highest age of a new deployment at which it is not yet a problem that the deployment has no flow runs. The server
 schedules flow runs every 5 s."""
-_DEPLOY = (
-    "run `prefect --no-prompt deploy --all` in the folder of prefect.yaml (`segue init` writes one), or name another "
-    "deployment under [pools] in the run spec."
-)
 
 
 def require_pools(
@@ -89,11 +83,12 @@ def require_pools(
 def own_pool() -> tuple[str | None, str | None]:
     """The pool and the queue of the current flow run. Both are None outside a flow run, or if the API does not
     answer."""
-    if flow_run.id is None:
+    flow_run_id = own_flow_run_id()
+    if flow_run_id is None:
         return None, None
     try:
         with quick_client() as client:
-            own = client.read_flow_run(UUID(str(flow_run.id)))
+            own = client.read_flow_run(flow_run_id)
     except (*SILENCE, ObjectNotFound) as error:
         log.warning("the pool of the parent could not be read reason=%s", type(error).__name__)
         return None, None
@@ -203,11 +198,7 @@ def read_pool(client: SyncPrefectClient, deployment: str) -> PoolState:
         QueueMissingError: the deployment has no queue and therefore no pool.
         OrchestratorError: the deployment or its pool does not exist.
     """
-    try:
-        found = client.read_deployment_by_name(deployment)
-    except ObjectNotFound:
-        what = f"there is no deployment {deployment!r} on the Prefect server."
-        raise OrchestratorError(what=what, fix=_DEPLOY) from None
+    found = read_deployment(client, deployment)
     if found.work_pool_name is None:
         raise QueueMissingError(deployment=deployment)
     try:

@@ -19,14 +19,13 @@ from prefect.client.schemas.filters import (
     FlowRunFilterTags,
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType
-from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 
 from segue.clock import Clock
 from segue.controller.steps import cancelled_at_slot, request_stop
 from segue.errors import OrchestratorError, RunOverError
-from segue.prefect.api import SILENCE, create_flow_run, quick_client
+from segue.prefect.api import SILENCE, create_flow_run, quick_client, read_deployment
 from segue.prefect.recovery.segment_states import settle_segments, store_of
 from segue.prefect.state_words import Word, has_reached_goal, state_of_run, state_with, word_of
 from segue.records import ParentRecord
@@ -73,7 +72,7 @@ def create_parent(
     """
     return create_flow_run(
         client,
-        _parent_deployment(client).id,
+        read_deployment(client, PARENT_DEPLOYMENT).id,
         parameters={"spec": spec.model_dump(mode="json")} | parameters,
         name=spec.run_id,
         tags=["segue", spec.run_id, *tags],
@@ -88,7 +87,7 @@ def server_id(client: SyncPrefectClient) -> str:
     Raises:
         OrchestratorError: the parent's deployment does not exist.
     """
-    return str(_parent_deployment(client).id)
+    return str(read_deployment(client, PARENT_DEPLOYMENT).id)
 
 
 def known_server_id() -> str:
@@ -187,16 +186,6 @@ def _give_up_slow(client: SyncPrefectClient, runs: list[FlowRun], *, now: dateti
         if now - run.state.timestamp > timedelta(seconds=after_seconds):
             why = f"the parent's process did not start within {after_seconds:.0f} s"
             client.set_flow_run_state(run.id, state_with(Word.PARENT_LOST, why), force=True)
-
-
-def _parent_deployment(client: SyncPrefectClient) -> DeploymentResponse:
-    try:
-        return client.read_deployment_by_name(PARENT_DEPLOYMENT)
-    except ObjectNotFound:
-        raise OrchestratorError(
-            what=f"there is no deployment {PARENT_DEPLOYMENT!r} on this Prefect server.",
-            fix="run `prefect --no-prompt deploy --all`.",
-        ) from None
 
 
 def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentRecord) -> list[FlowRun]:

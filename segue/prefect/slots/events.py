@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from uuid import UUID
-
-from prefect.runtime import flow_run
 
 from segue.clock import SystemClock
-from segue.prefect.api import SILENCE, quick_client
+from segue.prefect.api import SILENCE, own_flow_run_id, quick_client
 from segue.prefect.ui.announcements import Announcer, Logger, model_resource_id
 from segue.reports.run_events import Fact, RunEvent
 from segue.retraining.history import Models
@@ -37,7 +34,7 @@ def announce(spec: RetrainSpec, models: Models, slot: datetime, *, log_id: str, 
     If the event cannot be sent, the failure is only logged, because the model's log also has the outcome of the slot.
     """
     event = event_of(spec, models, slot, now=SystemClock().now())
-    identity = {"log_id": log_id, "flow_run_id": UUID(str(flow_run.id)) if flow_run.id else None}
+    identity = {"log_id": log_id, "flow_run_id": own_flow_run_id()}
     announcer = Announcer(spec.name, logger=logger, resource=model_resource_id(spec.name), **identity)  # type: ignore[arg-type]
     try:
         with quick_client() as client:

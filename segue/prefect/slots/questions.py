@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
-from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
@@ -23,13 +22,12 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput
 from prefect.input.run_input import keyset_from_paused_state
-from prefect.runtime import flow_run
 from prefect.states import Scheduled, Suspended
 from pydantic import Field, ValidationError
 
 from segue.clock import Clock, SystemClock
 from segue.errors import DamagedVersionError, ModelChangedError
-from segue.prefect.api import SILENCE, quick_client
+from segue.prefect.api import SILENCE, own_flow_run_id, quick_client
 from segue.prefect.parent_clock import as_parent, time_at
 from segue.prefect.state_words import Word, state_with
 from segue.prefect.ui.announcements import Logger
@@ -181,7 +179,8 @@ def _withdraw_other_questions(own: FlowRun) -> None:
 
 
 def _own() -> FlowRun | None:
-    if not flow_run.id:
+    flow_run_id = own_flow_run_id()
+    if flow_run_id is None:
         return None
     with quick_client() as client:
-        return client.read_flow_run(UUID(str(flow_run.id)))
+        return client.read_flow_run(flow_run_id)

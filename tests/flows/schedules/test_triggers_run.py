@@ -46,7 +46,7 @@ def test_a_look_that_fails_keeps_no_slot_from_being_started(client, monthly):
     state = watch(str(monthly.file), return_state=True)
     assert len(monthly.models.triggers) == 1
     assert "nowhere://served/" in state.message
-    assert f"there is no deployment retrain/{monthly.spec.name}" in state.message  # Its start was tried.
+    assert f"there is no deployment 'retrain/{monthly.spec.name}'" in state.message  # Its start was tried.
 
 
 @pytest.mark.matrix
