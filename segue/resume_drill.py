@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -24,7 +22,7 @@ from segue.hosting import require_program
 from segue.interop.load import load_checkpoint
 from segue.launch.assignment import Assignment
 from segue.launch.launcher import Trainer
-from segue.launch.output import Line
+from segue.launch.output import LastLines, Line
 from segue.notices.disturbance import DisturbanceKind
 from segue.policy.decide import Decision
 from segue.recipe import import_build
@@ -63,25 +61,8 @@ def _no_progress(run: str, step: int) -> None:
     return
 
 
-class _Output:
-    """Logs the output of the training processes, and keeps the last lines of the output."""
-
-    def __init__(self) -> None:
-        self.last: deque[str] = deque(maxlen=_LINES_KEPT)
-
-    def __call__(self, line: Line) -> None:
-        log.info("%s", line.text)
-        self.last.append(line.text)
-
-
-@dataclass
-class _Observer:
-    """Reports the progress of the run during the drill."""
-
-    progress: Callable[[int], None]
-
-    def __call__(self, trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> None:
-        self.progress(read_history(runlog).committed_step)
+def _log(line: Line) -> None:
+    log.info("%s", line.text)
 
 
 def drill(
@@ -136,8 +117,12 @@ def drill_spec(
         reference = _prepared(spec, place, "reference", count=len(kinds))
         found = SharedFolder(Path.cwd() if spec.program is not None else None, apart=place)
         runlog = open_run(reference, clock=clock)
-        output = _Output()
-        ended = run_here(reference, runlog, on_line=output, watch=_Observer(lambda step: progress("reference", step)))
+        output = LastLines(_log)
+
+        def report_progress(trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> None:
+            progress("reference", read_history(runlog).committed_step)
+
+        ended = run_here(reference, runlog, on_line=output, watch=report_progress)
         undisturbed = read_history(runlog)
         _final(undisturbed, reference, why=ended.reason, output=output)
         shared = found.written()
@@ -157,7 +142,7 @@ def drill_spec(
                 if disturber.is_next_elsewhere:
                     hidden.hide()
 
-            ended = run_here(killed, runlog, on_line=_Output(), watch=disturber, before=before)
+            ended = run_here(killed, runlog, on_line=_log, watch=disturber, before=before)
         history = read_history(runlog)
         hits = disturber.hits(history)
         report = _report(spec, kinds, undisturbed=undisturbed, history=history, ended=ended, hits=hits)
@@ -283,13 +268,13 @@ def _targets(spec: RunSpec, kinds: Sequence[DisturbanceKind]) -> list[Target]:
     return [Target(_interval(spec, len(kinds)) * number, kind) for number, kind in enumerate(order, 1)]
 
 
-def _final(history: History, spec: RunSpec, *, why: str, output: _Output) -> None:
+def _final(history: History, spec: RunSpec, *, why: str, output: LastLines) -> None:
     """Raise an error if the run has not reached its goal."""
     if history.newest is None or not history.is_finished(spec):
         failure = failure_in(history)
         if failure is None:
             # Processes that end without a report leave only their output.
-            raise DrillFailedError(workload=spec.workload, why=why, traceback="\n".join(output.last))
+            raise DrillFailedError(workload=spec.workload, why=why, traceback="\n".join(output.newest(_LINES_KEPT)))
         if not is_raised(failure):
             raise DrillFailedError(workload=spec.workload, why=failure.message, fix="")
         raise DrillFailedError(workload=spec.workload, why=failure_in_words(failure), traceback=failure.traceback)

@@ -5,16 +5,14 @@ run's store.
 from __future__ import annotations
 
 import logging
-from collections import deque
 
-from segue.clock import Clock
 from segue.controller.local_run import run_here
 from segue.controller.steps import open_run
 from segue.doctor.check import Result, fail, ok, skipped
 from segue.doctor.subject import Rehearsed, Subject
 from segue.errors import DrillFailedError
 from segue.launch.launcher import Trainer
-from segue.launch.output import Line
+from segue.launch.output import LastLines
 from segue.records import SegmentPlan
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
@@ -28,12 +26,11 @@ log = logging.getLogger(__name__)
 
 STEPS = 3
 LIMIT_SECONDS = 600.0
-_LINES_KEPT = 20
 _ONCE = ("max_failures", "max_transient_failures", "max_out_of_memory", "max_hung", "max_lost_in_place")
 
 
 class _TimeOver(Exception):
-    """The rehearsal has exceeded its time limit."""
+    """The rehearsal has exceeded its time limit. After this exception, the trainer is killed."""
 
 
 def rehearse(subject: Subject, *, limit_seconds: float = LIMIT_SECONDS) -> Result:
@@ -49,14 +46,15 @@ def rehearse(subject: Subject, *, limit_seconds: float = LIMIT_SECONDS) -> Resul
     with scratch_place(subject.spec, name=".segue-doctor", store=subject.store) as place:
         spec = rehearsal_spec(subject.spec, place)
         runlog = open_run(spec, clock=subject.clock)
-        printed: deque[str] = deque(maxlen=_LINES_KEPT)
+        output = LastLines(lambda _: None)
+        give_up_at = subject.clock.monotonic() + limit_seconds
 
-        def keep(line: Line) -> None:
-            printed.append(line.text)
+        def give_up(trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> None:
+            if subject.clock.monotonic() > give_up_at:
+                raise _TimeOver
 
-        give_up = _Limit(subject.clock, limit_seconds)
         try:
-            ended = run_here(spec, runlog, on_line=keep, watch=give_up)
+            ended = run_here(spec, runlog, on_line=output, watch=give_up)
         except _TimeOver:
             return fail(
                 f"{spec.steps} steps and their saves took more than {duration(limit_seconds)}",
@@ -64,7 +62,7 @@ def rehearse(subject: Subject, *, limit_seconds: float = LIMIT_SECONDS) -> Resul
             )
         history = read_history(runlog)
         if not history.is_finished(spec):
-            why = failure_in_words(failure_in(history)) or f"{ended.reason}; its output: {' '.join(printed) or 'none'}"
+            why = failure_in_words(failure_in(history)) or f"{ended.reason}; its output: {output.why() or 'none'}"
             return _failed(DrillFailedError(workload=spec.workload, why=why))
         subject.rehearsed = measured(history)
     return _in_words(spec, subject.rehearsed)
@@ -123,17 +121,6 @@ def measured(history: History) -> Rehearsed:
         step_seconds=report.train_seconds / report.train_steps if report.train_steps else 0.0,
         state_bytes=newest.manifest.size_bytes if newest is not None else 0,
     )
-
-
-class _Limit:
-    """Ends a rehearsal that takes too long, by an exception. After the exception, the trainer is killed."""
-
-    def __init__(self, clock: Clock, limit_seconds: float) -> None:
-        self._clock, self._at = clock, clock.monotonic() + limit_seconds
-
-    def __call__(self, trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> None:
-        if self._clock.monotonic() > self._at:
-            raise _TimeOver
 
 
 def _failed(error: DrillFailedError) -> Result:

@@ -221,6 +221,10 @@ class LastLines:
         self._kept.append(line.text)
         self._on_line(line)
 
+    def newest(self, count: int) -> list[str]:
+        """Return at most `count` of the newest lines."""
+        return list(self._kept)[-count:]
+
     def why(self) -> str:
         """Return the newest lines that name a cause. If no line names a cause, return the newest lines. Empty if there
         was no output."""
