@@ -27,8 +27,7 @@ from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.base import StoreGoneError
 from segue.tasks.continuity import publish_verification, record_verification, tidy_verification
-from segue.verification.disturber import Disturber, disturbing, latency_seconds
-from segue.verification.moments import Pace, moments
+from segue.verification.disturber import Disturber, Pace, disturbing, latency_seconds, moments
 from segue.verification.runs import DrillRuns
 from segue.verification.verification_page import headline
 from segue.verification.verifications import Outcome, Verification, VerificationsLog

@@ -22,7 +22,7 @@ from segue.integrations.tracking import open_trackers
 from segue.policy.decide import Decision
 from segue.prefect.parent_clock import as_parent, parent_clock
 from segue.prefect.prefect_orchestrator import PrefectOrchestrator
-from segue.prefect.queues.queues import queues_of_run
+from segue.prefect.queues import queues_of_run
 from segue.prefect.run_pools import own_pool, require_pools
 from segue.prefect.state_words import state_of_attempt
 from segue.prefect.ui.shown_wait import ShownWait

@@ -17,11 +17,11 @@ from prefect.states import Cancelled, Cancelling
 from segue.errors import OrchestratorError
 from segue.policy.queueing import Queues
 from segue.policy.starts import StartNumbers
+from segue.prefect.answers import Answers, SharedReadings
 from segue.prefect.api import SILENCE, create_flow_run, is_cancelled, quick_client, read_deployment, require_silence
+from segue.prefect.flow_run_start import StartTimes, said_of_start, why_refused
 from segue.prefect.messenger import Message, Messenger
-from segue.prefect.queues.answers import Answers, SharedReadings
-from segue.prefect.queues.flow_run_start import StartTimes, said_of_start, why_refused
-from segue.prefect.queues.queues import queues_of_attempt
+from segue.prefect.queues import queues_of_attempt
 from segue.prefect.run_pools import read_pool
 from segue.prefect.state_words import Word, in_words, is_by_a_person, state_with
 from segue.records import Capacity, SegmentPlan, StopReason

@@ -1,14 +1,19 @@
 """Disturbs a run through its store.
 
-The segments carry out the requests for disturbances while the parent trains the run.
+The segments carry out the requests for disturbances while the parent trains the run. The moments of the disturbances
+are random, one moment in each of several equal parts of the run.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 from segue.clock import Clock
 from segue.notices.disturbance import Disturbance, DisturbanceKind, request_disturbance, requested_disturbance
@@ -17,7 +22,6 @@ from segue.runlog.history import History, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
-from segue.verification.moments import Moment
 
 log = logging.getLogger(__name__)
 
@@ -122,3 +126,61 @@ def disturbing(disturber: Disturber, spec: RunSpec) -> Iterator[None]:
     finally:
         stop.set()
         thread.join(pause + 1)
+
+
+class Moment(NamedTuple):
+    """The moment of a disturbance, as a delay after the run was first seen at a step."""
+
+    kind: DisturbanceKind
+    step: int
+    delay_seconds: float
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The speed of the undisturbed run."""
+
+    first_commit_step: int
+    last_step: int
+    step_seconds: float
+    save_interval_seconds: float
+
+    @classmethod
+    def of(cls, history: History) -> Self:
+        """The pace of a run that has ended."""
+        reports = history.last_reports()
+        seconds, steps = sum(r.train_seconds for r in reports), sum(r.train_steps for r in reports)
+        saves = [checkpoint.manifest.step for checkpoint in history.checkpoints]
+        return cls(
+            first_commit_step=min(saves, default=0),
+            last_step=history.committed_step,
+            step_seconds=seconds / steps if steps else 0.0,
+            save_interval_seconds=seconds / max(len(saves), 1),
+        )
+
+
+def moments(
+    kinds: Sequence[DisturbanceKind], pace: Pace, *, latency_seconds: float, chance: random.Random
+) -> tuple[Moment, ...]:
+    """Return one moment for each kind of disturbance, in random order, after the first commit and before the end of the
+    run.
+
+    The step of a run is only seen at heartbeats. A random delay spreads the moments over the time between two
+    heartbeats, in which saves, seals and evaluations happen. A request takes `latency_seconds` until a segment carries
+    it out.
+    """
+    order = chance.sample(list(kinds), len(kinds))
+    count = max(len(order), 1)
+    between = (pace.last_step - pace.first_commit_step) * pace.step_seconds
+    longest_delay = min(pace.save_interval_seconds, between / (4 * count))
+    reserved = math.ceil((latency_seconds + longest_delay) / pace.step_seconds) if pace.step_seconds else 1
+    last = max(pace.last_step - reserved, pace.first_commit_step)
+    part = (last - pace.first_commit_step) / count
+    return tuple(
+        Moment(
+            kind,
+            pace.first_commit_step + int(part * (number + chance.random())),
+            chance.uniform(0.0, longest_delay),
+        )
+        for number, kind in enumerate(order)
+    )

@@ -25,7 +25,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("prefect.recovery", "prefect.doctor"),
     ("prefect.slots",),
     ("prefect.prefect_orchestrator",),
-    ("prefect.queues", "prefect.ui"),
+    ("prefect.ui",),
     ("prefect",),
     ("retraining.triggers", "retraining.versions"),
     ("retraining.gate", "doctor.registry"),

@@ -12,9 +12,8 @@ from segue.clock import SystemClock
 from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.notices.disturbance import requested_disturbance
 from segue.runlog.history import read_history
-from segue.verification.disturber import Disturber, disturbing, latency_seconds
+from segue.verification.disturber import Disturber, Moment, disturbing, latency_seconds
 from segue.verification.local_disturber import Target, is_due
-from segue.verification.moments import Moment
 from tests.support.forked_trainers import next_plan
 from tests.verification.drills import KILL, NOTICE, ROW, Pair
 

@@ -14,8 +14,7 @@ from segue.resume_drill import drill_spec
 from segue.runlog.history import read_history
 from segue.spec import StoreSpec
 from segue.stores import open_store
-from segue.verification.disturber import Disturber, disturbing
-from segue.verification.moments import Moment
+from segue.verification.disturber import Disturber, Moment, disturbing
 from segue.verification.verifications import VerificationsLog
 from tests.controller.test_supervision import Segment
 from tests.stores.conftest import aws_keys, azurite_url, gcs, gcs_url, moto_url, place_at

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from segue.notices.disturbance import DisturbanceKind
 from segue.records import StopReason
-from segue.verification.moments import Pace, moments
+from segue.verification.disturber import Pace, moments
 from tests.support.histories import Logbook, make_spec
 
 KILL, NOTICE = DisturbanceKind.KILL, DisturbanceKind.NOTICE

@@ -7,7 +7,7 @@ import pytest
 from prefect.exceptions import ObjectNotFound
 
 from segue.errors import OrchestratorError
-from segue.prefect.queues.answers import Answers
+from segue.prefect.answers import Answers
 
 
 class Post:

@@ -7,7 +7,7 @@ from threading import Event
 
 import pytest
 
-from segue.prefect.queues.answers import SharedReadings
+from segue.prefect.answers import SharedReadings
 
 
 def test_a_reading_is_made_again_only_after_its_period_and_for_each_thing():

@@ -15,8 +15,8 @@ from prefect.states import Cancelled, Cancelling, Completed, Running, Scheduled,
 
 from segue.flows.segment import segment
 from segue.policy.queueing import Queues, queue_seconds
-from segue.prefect.queues import queues
-from segue.prefect.queues.queues import (
+from segue.prefect import queues
+from segue.prefect.queues import (
     held_seconds,
     queues_of_attempt,
     queues_of_run,

@@ -15,8 +15,8 @@ from prefect.states import Pending
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next, open_run
 from segue.policy.availability import preemptions
+from segue.prefect import flow_run_start
 from segue.prefect.prefect_orchestrator import PrefectOrchestrator
-from segue.prefect.queues import flow_run_start
 from segue.records import Capacity, StopReason
 from segue.runlog.history import read_history
 from tests.flows.test_runs import LONG, ended_segments, final_state, segment_runs, start, until

@@ -8,7 +8,7 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Crashed, Pending, Running, Scheduled
 
-from segue.prefect.queues.flow_run_start import why_pending, why_refused
+from segue.prefect.flow_run_start import why_pending, why_refused
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TASK = "arn:aws:ecs:us-east-1:123456789012:cluster/segue::arn:aws:ecs:us-east-1:123456789012:task/segue/0a1b"

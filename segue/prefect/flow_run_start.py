@@ -16,8 +16,8 @@ from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId, LogFil
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.sorting import LogSort
 
+from segue.prefect.answers import Answers
 from segue.prefect.messenger import Messenger
-from segue.prefect.queues.answers import Answers
 
 _ASK_SECONDS = 10.0
 """Seconds between two requests for the time that a flow run has been Pending."""

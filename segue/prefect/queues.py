@@ -32,9 +32,9 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 
 from segue.policy.queueing import UNLIMITED, Queues, Slots, queue_seconds
+from segue.prefect.answers import SharedReadings
 from segue.prefect.api import SILENCE, quick_client
 from segue.prefect.parent_clock import parent_clock, time_at
-from segue.prefect.queues.answers import SharedReadings
 from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
