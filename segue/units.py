@@ -4,7 +4,7 @@ Records come from other processes. A clock that jumped, a broken disk or another
 seconds, nan, infinity, or a negative number. If a record with such a number were refused as damaged, the rest of the
 record's content would be lost. Therefore each number is moved to the nearest bound when the record is read. Code that
 calculates with the number need not handle values outside the bounds. Durations that people write are parsed by
-`segue.cli.durations`.
+`segue.cli.options`.
 """
 
 from __future__ import annotations

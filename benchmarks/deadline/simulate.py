@@ -13,8 +13,7 @@ from rich.table import Table
 
 from benchmarks.common.terminal import progress
 from benchmarks.deadline.comparison import Figures, compare, contender
-from segue.cli.durations import parse_seconds
-from segue.cli.options import require_finite
+from segue.cli.options import parse_seconds, require_finite
 from segue.errors import COMMAND_LINE, HopelessPlanError, SpecError
 from segue.policies import POLICIES
 from segue.policy.rules.view import Job, Knowledge

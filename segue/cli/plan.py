@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segue.cli.durations import parse_deadline, parse_seconds
-from segue.cli.options import Endpoint, Json, only_given, require_finite, with_store, writing
+from segue.cli.options import (
+    Endpoint,
+    Json,
+    only_given,
+    parse_deadline,
+    parse_seconds,
+    require_finite,
+    with_store,
+    writing,
+)
 from segue.clock import SystemClock
 from segue.controller.costs.prices import at_current_prices
 from segue.errors import OptionError, RunNotFoundError, StoreError, StoreUnreachableError

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from segue.cli.durations import parse_deadline
 from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import (
     RankCount,
     Workload,
     only_given,
+    parse_deadline,
     read_settings,
     require_prefect,
     table,

@@ -12,9 +12,8 @@ from contextlib import suppress
 from segue.launch.assignment import Assignment
 from segue.launch.child import ChildProcess, end_leftovers
 from segue.launch.determinism import trainer_environment
-from segue.launch.meeting import ALONE, Nodes, interface_of, own_address
 from segue.launch.output import OnLine
-from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
+from segue.launch.rendezvous import ALONE, RANKS_VARIABLE, LaunchFolder, Nodes, interface_of, own_address
 from segue.process import ProcessRef
 from segue.spec import RunSpec
 

@@ -19,8 +19,7 @@ from segue.clock import SystemClock
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.determinism import trainer_environment
 from segue.launch.local import DUMP_SIGNAL, TRAINER_COMMAND, RanksTrainer, accelerators
-from segue.launch.meeting import FIRST_PORT, LOOPBACK, PORTS, Nodes
-from segue.launch.rendezvous import LaunchFolder
+from segue.launch.rendezvous import FIRST_PORT, LOOPBACK, PORTS, LaunchFolder, Nodes
 
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _LOOK_SECONDS = 1.0

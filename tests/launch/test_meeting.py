@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from segue.launch import meeting
-from segue.launch.meeting import ALONE, Nodes, free_port, interface_of, own_address
+from segue.launch import rendezvous as meeting
+from segue.launch.rendezvous import ALONE, Nodes, free_port, interface_of, own_address
 
 
 def test_this_machine_alone_uses_its_loopback_interface():

@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 import psutil
 import pytest
 
-from segue.launch import meeting
+from segue.launch import rendezvous as meeting
 from segue.launch.assignment import Assignment, ExitCode
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history

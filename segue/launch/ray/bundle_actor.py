@@ -24,11 +24,10 @@ from segue.clock import SystemClock
 from segue.launch.assignment import Assignment
 from segue.launch.determinism import trainer_environment
 from segue.launch.local import ProcessTrainer, RanksTrainer
-from segue.launch.meeting import Nodes, free_port
 from segue.launch.memory import RecentKills
 from segue.launch.output import Line
 from segue.launch.ray.problems import NodeFacts
-from segue.launch.rendezvous import LaunchFolder
+from segue.launch.rendezvous import LaunchFolder, Nodes, free_port
 
 _MOST_LINES = 2_000
 _UNASKED_SECONDS = 60.0

@@ -13,11 +13,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from segue.errors import RaySetupError
 from segue.launch.assignment import Assignment, ExitCode
-from segue.launch.meeting import Nodes
 from segue.launch.problem import as_pairs
 from segue.launch.ray.bundle_actor import RanksAnswer, remote_class
 from segue.launch.ray.placement_group import Resources
 from segue.launch.ray.problems import NodeFacts, is_of_import, not_importable
+from segue.launch.rendezvous import Nodes
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from segue.cli.durations import parse_deadline, parse_seconds
+from segue.cli.options import parse_deadline, parse_seconds
 from segue.errors import SpecError
 
 NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
