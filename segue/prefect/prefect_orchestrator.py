@@ -14,6 +14,7 @@ from prefect.context import TaskRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Cancelling
 
+from segue.doctor.pools.queue_judgement import blocker
 from segue.errors import OrchestratorError
 from segue.policy.queueing import Queues
 from segue.policy.starts import StartNumbers
@@ -153,10 +154,10 @@ class PrefectOrchestrator:
 
         def ask(client: SyncPrefectClient) -> str | None:
             try:
-                blocker = _pool_blockers.newest(
-                    (client.api_url, deployment), lambda: read_pool(client, deployment).blocker
+                why = _pool_blockers.newest(
+                    (client.api_url, deployment), lambda: blocker(read_pool(client, deployment))
                 )
-                return blocker or said_of_start(client, flow_run_id)
+                return why or said_of_start(client, flow_run_id)
             except OrchestratorError as error:
                 return str(error)  # The text is only shown; the submitted flow run does not depend on it.
 

@@ -27,6 +27,7 @@ from segue.clock import SystemClock
 from segue.doctor.check import CheckOutcome, Result
 from segue.doctor.pools.judgement import refusals, refusals_of_parents, warnings
 from segue.doctor.pools.pool_state import Needs, PoolState
+from segue.doctor.pools.queue_judgement import blocker
 from segue.doctor.pools.segment_job import PoolJob, job_of
 from segue.doctor.server_judgement import Recovery, judge_recovery, judge_version
 from segue.errors import OrchestratorError, QueueMissingError
@@ -76,8 +77,9 @@ def require_pools(
     if is_new:
         warn_of_shortcomings(states, needs)
     for state in states:
-        if state.blocker is not None:
-            log.warning("segments will wait deployment=%s reason=%s", state.deployment, state.blocker)
+        why = blocker(state)
+        if why is not None:
+            log.warning("segments will wait deployment=%s reason=%s", state.deployment, why)
 
 
 def own_pool() -> tuple[str | None, str | None]:

@@ -11,6 +11,7 @@ from segue.doctor.check import skipped
 from segue.doctor.pools.judgement import JUDGES, judge, refusals, refusals_of_parents, warnings
 from segue.doctor.pools.node_needs import node_needs
 from segue.doctor.pools.pool_state import Needs, PoolState
+from segue.doctor.pools.queue_judgement import blocker
 from segue.doctor.pools.segment_job import PoolJob, job_of, starts_engine
 from tests.doctor import templates
 from tests.doctor.showing import bad, good, makes_fail
@@ -244,13 +245,13 @@ def test_a_job_with_a_pod_failure_policy_replaces_pods_only_when_they_have_ended
 
 def test_a_queue_that_no_worker_asks_is_why_nothing_starts():
     asked = on_kubernetes(queue="gpu")
-    assert asked.blocker is None
-    assert replace(asked, is_queue_polled=False).blocker == (
+    assert blocker(asked) is None
+    assert blocker(replace(asked, is_queue_polled=False)) == (
         "no worker of the pool spot-pods takes flow runs from its queue gpu"
     )
-    assert replace(asked, limit=0, pool_limit=4, queue_limit=0).blocker == (
-        "the concurrency limit of the queue gpu of the pool spot-pods is 0"
-    )
+    why = blocker(replace(asked, limit=0, pool_limit=4, queue_limit=0))
+    assert why is not None
+    assert why.endswith("runs at most 0 flow runs at once (limit of the queue gpu of the pool spot-pods)")
 
 
 def test_a_queue_of_one_is_no_obstacle_where_the_parent_runs_in_another():

@@ -19,6 +19,7 @@ from prefect.exceptions import ObjectAlreadyExists
 from segue.controller.steps import request_stop
 from segue.deployments.local_stack.registration import process_template
 from segue.doctor.pools.pool_state import Needs, PoolState
+from segue.doctor.pools.queue_judgement import blocker
 from segue.errors import OrchestratorError
 from segue.prefect.run_pools import read_pool, refuse_unusable, require_pools, require_server_version
 from segue.prefect.state_words import in_words
@@ -62,17 +63,20 @@ def test_only_the_limit_of_the_pool_is_shared_with_the_parent(fields):
 
 
 @pytest.mark.parametrize(
-    ("fields", "blocker"),
+    ("fields", "why"),
     [
         ({}, None),
         ({"is_paused": True}, "the pool spot is paused"),
         ({"queue": "default", "is_queue_paused": True}, "the queue default of the pool spot is paused"),
-        ({"workers": 0}, "the pool spot has no worker"),
-        ({"limit": 0, "pool_limit": 0}, "the concurrency limit of the pool spot is 0"),
+        ({"workers": 0, "known_workers": 2}, "no worker of the pool spot is online; workers known to the server: 2"),
+        (
+            {"limit": 0, "pool_limit": 0},
+            "the pool spot of the deployment 'segment/spot' runs at most 0 flow runs at once (limit of the pool spot)",
+        ),
     ],
 )
-def test_a_pool_says_why_nothing_starts(fields, blocker):
-    assert PoolState(**{**vars(GOOD), **fields}).blocker == blocker
+def test_a_pool_says_why_nothing_starts(fields, why):
+    assert blocker(PoolState(**{**vars(GOOD), **fields})) == why
 
 
 @pytest.mark.parametrize(("version", "refused"), [("2.20.1", True), ("3.8.8", False), ("4.0.0", True), ("odd", False)])

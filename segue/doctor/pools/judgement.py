@@ -76,7 +76,7 @@ def refusals(states: Sequence[PoolState], needs: Needs) -> list[Result]:
 
 def warnings(states: Sequence[PoolState], needs: Needs) -> list[Result]:
     """Return the warnings about a run on these pools, except the warnings about a delay of the start (see
-    `PoolState.blocker`).
+    `queue_judgement.blocker`).
     """
     names = [name for name in JUDGES if name not in _OF_BLOCKERS]
     found = (result for result in _results(names, states, needs) if result.outcome is CheckOutcome.WARN)

@@ -52,22 +52,6 @@ class PoolState:
     """The reason why the nodes are not known."""
 
     @property
-    def blocker(self) -> str | None:
-        """The reason why flow runs of the deployment do not start now.
-
-        The value is None if flow runs start as soon as there is a machine.
-        """
-        if self.is_paused:
-            return f"the pool {self.pool} is paused"
-        if self.is_queue_paused:
-            return f"the queue {self.queue} of the pool {self.pool} is paused"
-        if self.workers == 0:
-            return f"the pool {self.pool} has no worker"
-        if not self.is_queue_polled:
-            return f"no worker of the pool {self.pool} takes flow runs from its queue {self.queue}"
-        return f"the concurrency limit of the {of_limit(self.limited, self)[0]} is 0" if self.limit == 0 else None
-
-    @property
     def named(self) -> str:
         return f"the pool {self.pool} of the deployment {self.deployment!r}"
 

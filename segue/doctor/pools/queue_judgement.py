@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from segue.doctor.check import Result, fail, ok, warn
+from segue.doctor.check import CheckOutcome, Result, fail, ok, warn
 from segue.doctor.pools.pool_state import Limited, Needs, PoolState, of_limit
+
+
+def blocker(state: PoolState) -> str | None:
+    """Return the reason why flow runs of the deployment do not start now.
+
+    Return None if flow runs start as soon as there is a machine.
+    """
+    results = (judge(state, Needs()) for judge in (paused, queue, workers, limits))
+    return next((result.reason for result in results if result.outcome is not CheckOutcome.OK), None)
 
 
 def queue(state: PoolState, needs: Needs) -> Result:
