@@ -15,7 +15,8 @@ from segue.errors import COMMAND_LINE, OptionError
 from segue.parsing import parsed
 from segue.policy.spending import Month, month_named
 from segue.reports.console import console, show_json
-from segue.reports.spending_report import RunCharges, by_month, by_run, by_slot, totals
+from segue.reports.goodput import charges_by_cause
+from segue.reports.spending_report import RunCharges, by_cause, by_month, by_run, by_slot, totals
 from segue.reports.summary import state_of
 from segue.reports.tables import rows_table
 from segue.runlog.open import known_runs
@@ -29,10 +30,16 @@ class By(StrEnum):
     RUN = "run"
     SLOT = "slot"
     MONTH = "month"
+    CAUSE = "cause"
 
 
 def costs(
-    by: Annotated[By, typer.Option(help="A line for each run, slot of a retrained model, or calendar month.")] = By.RUN,
+    by: Annotated[
+        By,
+        typer.Option(
+            help="A line for each run, slot of a retrained model, calendar month, or cause (training, lost work, ...)."
+        ),
+    ] = By.RUN,
     month: Annotated[
         str | None, typer.Option(help="Only what falls into this calendar month: 2026-11; default: all.")
     ] = None,
@@ -48,7 +55,15 @@ def costs(
     zone = parsed(BudgetSpec, {"time_zone": time_zone}, source=COMMAND_LINE).zone
     only = None if month is None else _month(month, zone)
     found = _charges(StoreSpec.parse({"url": store, "endpoint_url": endpoint_url}, source=COMMAND_LINE), only)
-    rows = by_month(found, zone) if by is By.MONTH else by_slot(found) if by is By.SLOT else by_run(found)
+    match by:
+        case By.RUN:
+            rows = by_run(found)
+        case By.SLOT:
+            rows = by_slot(found)
+        case By.MONTH:
+            rows = by_month(found, zone)
+        case By.CAUSE:
+            rows = by_cause((cause, charge, one.currency) for one in found for cause, charge in one.causes)
     sums = totals(rows)
     if as_json:
         facts: dict[str, Any] = {"store": store, "by": by.value, "month": month, "time_zone": time_zone}
@@ -69,7 +84,8 @@ def _charges(store: StoreSpec, only: Month | None) -> list[RunCharges]:
         if history.spec is None:
             continue
         charges = charges_in_store(runlog, history)
-        found.append(RunCharges(runlog.run_id, state_of(history), history.spec.pools.currency, charges))
+        causes = charges_by_cause(history, charges)
+        found.append(RunCharges(runlog.run_id, state_of(history), history.spec.pools.currency, charges, causes))
     if only is None:
         return found
     return [part for part in (one.within(only) for one in found) if part.charges]

@@ -21,6 +21,7 @@ from segue.spec import RunSpec
 from segue.spec.pool_prices import PoolSpec
 
 HOUR = 3600.0
+STANDBYS = "standbys"
 _GB = 1e9
 
 
@@ -34,6 +35,10 @@ class Charge:
     price: float
     transfer: float = 0.0
     """Money for data between the machine and the store."""
+    use: str = ""
+    """The use of the machine, unless it ran the attempt of `report`."""
+    report: SegmentReport | None = None
+    """The report of the attempt, if the attempt has ended."""
 
     @property
     def cost(self) -> float:
@@ -52,7 +57,8 @@ class Charge:
         begins_at = max(self.began_at, month.begins_at)
         inside = (min(self.ended_at, month.ends_at) - begins_at).total_seconds()
         seconds = max(inside, 0.0)
-        share = seconds / self.seconds if self.seconds else 0.0
+        is_inside = month.begins_at <= self.began_at < month.ends_at
+        share = seconds / self.seconds if self.seconds else float(is_inside)
         return replace(self, began_at=begins_at, seconds=seconds, transfer=share * self.transfer)
 
 
@@ -167,14 +173,14 @@ def charges_of(spec: RunSpec, history: History, *, live_seconds: float = 0.0) ->
             began_at = _began_at(history, report.segment, report.attempt)
             price = price_of(spec, history, report)
             moved = _transfer(spec, history, report.segment, report.attempt)
-            found.append(Charge(report.capacity, began_at, report.seconds, price, moved))
+            found.append(Charge(report.capacity, began_at, report.seconds, price, moved, report=report))
     found += _withdrawn_charges(spec, history)
     plan = history.open_plan
     if live_seconds > 0 and plan is not None and not history.is_import(plan.segment, plan.attempt):
         price = _price_of(spec, history, plan.segment, plan.attempt, plan.capacity)
         began_at = _began_at(history, plan.segment, plan.attempt)
         moved = _transfer(spec, history, plan.segment, plan.attempt)
-        found.append(Charge(plan.capacity, began_at, live_seconds, price, moved))
+        found.append(Charge(plan.capacity, began_at, live_seconds, price, moved, use="attempt that trains now"))
     return found
 
 
@@ -186,7 +192,7 @@ def _withdrawn_charges(spec: RunSpec, history: History) -> list[Charge]:
         if has_ended and start.seconds > 0 and plan is not None and plan.pools:
             began_at = start.written_at - timedelta(seconds=start.seconds)
             price = _price_of(spec, history, start.segment, start.attempt, plan.capacity, deployment=start.deployment)
-            found.append(Charge(plan.capacity, began_at, start.seconds, price))
+            found.append(Charge(plan.capacity, began_at, start.seconds, price, use="withdrawn starts"))
     return found
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from segue.policy.spending import HOUR, charges_of, pools_now, price_of, priced_pools
 from segue.records import Capacity, SegmentReport, Value
+from segue.reports.goodput import Goodput, goodput_of
 from segue.runlog.history import History
 from segue.spec import RunSpec
 from segue.units import duration, money
@@ -67,6 +68,10 @@ class CostReport(Value):
         ge=0,
         description="Seconds of queue and boot: the sum of the times from each decision to the claim of its attempt.",
     )
+    seconds_by_cause: dict[str, float] = Field(
+        default_factory=dict,
+        description="Paid seconds of the attempts that have ended and of standbys, by cause.",
+    )
     preemptions: int = Field(ge=0, description="Number of spot attempts that lost their machine.")
     currency: str = ""
     has_own_prices: bool = Field(
@@ -81,6 +86,10 @@ class CostReport(Value):
     @property
     def saved_share(self) -> float | None:
         return None if self.paid_share is None else 1 - self.paid_share
+
+    @property
+    def goodput(self) -> Goodput:
+        return Goodput(self.seconds_by_cause)
 
     @property
     def sentence(self) -> str:
@@ -127,12 +136,15 @@ class CostReport(Value):
         named["preemptions"] = str(self.preemptions)
         named["lost"] = f"{lost}, and {duration(self.startup_seconds)} in starts"
         named["waited"] = duration(self.waiting_seconds)
+        if self.goodput.sentence:
+            named["goodput"] = self.goodput.sentence
         return named
 
-    def numbers(self) -> dict[str, float | int | str | None]:
+    def numbers(self) -> dict[str, Any]:
         """The report as plain numbers by name, for JSON output."""
-        shares = {"paid_share": self.paid_share, "saved_share": self.saved_share}
+        shares = {"paid_share": self.paid_share, "saved_share": self.saved_share, "goodput": self.goodput.share}
         rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in self}
+        rounded["seconds_by_cause"] = {cause: round(value, 3) for cause, value in self.seconds_by_cause.items()}
         return rounded | {name: None if value is None else round(value, 6) for name, value in shares.items()}
 
 
@@ -158,6 +170,7 @@ def cost_report(
         spot_seconds=seconds[Capacity.SPOT],
         on_demand_seconds=seconds[Capacity.ON_DEMAND],
         standby_seconds=sum(held.values()),
+        seconds_by_cause=dict(goodput_of(history, standby_seconds=sum(held.values())).seconds),
         cost=cost,
         transfer_cost=sum(charge.transfer for charge in charges),
         useful_seconds=useful,

@@ -12,16 +12,15 @@ known from its last heartbeat.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from segue.policy.spending import HOUR, price_of
+from segue.policy.spending import STANDBYS, Charge
 from segue.records import SegmentReport
 from segue.runlog.history import History
-from segue.spec import RunSpec
 from segue.units import duration
 
 TRAINING = "training"
-START, STANDBYS = "start", "standbys"
+START, DATA = "start", "data"
 _NAMES = {
     "build": "build",
     "restore": "setup and restore",
@@ -102,14 +101,18 @@ def goodput_of_attempt(history: History, report: SegmentReport) -> Goodput:
     return total([Goodput(found)])
 
 
-def cost_by_cause(spec: RunSpec, history: History) -> dict[str, float]:
-    """Return the money of all attempts that have ended, by cause, at the price of each attempt's pool."""
-    found = dict.fromkeys(CAUSES, 0.0)
-    for report in history.last_reports():
-        price = price_of(spec, history, report) / HOUR
-        for cause, seconds in goodput_of_attempt(history, report).seconds.items():
-            found[cause] += seconds * price
-    return {cause: cost for cause, cost in found.items() if cost}
+def charges_by_cause(history: History, charges: Iterable[Charge]) -> list[tuple[str, Charge]]:
+    """Return the charges of a run with their causes. The charge of an attempt is divided by the attempt's seconds."""
+    found = []
+    for charge in charges:
+        if charge.report is None:
+            found.append((charge.use, charge))
+            continue
+        for cause, seconds in goodput_of_attempt(history, charge.report).seconds.items():
+            found.append((cause, replace(charge, seconds=seconds, transfer=0.0)))
+        if charge.transfer:
+            found.append((DATA, replace(charge, seconds=0.0)))
+    return found
 
 
 def _replayed_steps(history: History, report: SegmentReport) -> int:

@@ -25,11 +25,14 @@ class RunCharges:
     state: str
     currency: str
     charges: Sequence[Charge]
+    causes: Sequence[tuple[str, Charge]] = ()
+    """The same charges with their causes."""
 
     def within(self, month: Month) -> RunCharges:
         """The charges of this run in one month."""
-        inside = [part for charge in self.charges if (part := charge.within(month)).seconds > 0]
-        return RunCharges(self.run, self.state, self.currency, inside)
+        inside = [part for charge in self.charges if (part := charge.within(month)).cost > 0]
+        causes = [(cause, part) for cause, charge in self.causes if (part := charge.within(month)).cost > 0]
+        return RunCharges(self.run, self.state, self.currency, inside, causes)
 
     @property
     def cost(self) -> float:
@@ -109,6 +112,15 @@ def by_month(runs: Iterable[RunCharges], zone: tzinfo) -> list[CostRow]:
             charges = [charge for part in of_it for charge in part.charges]
             rows.append(CostRow({"month": month.name, "runs": len(of_it)}, charges, currency))
     return rows
+
+
+def by_cause(charges: Iterable[tuple[str, Charge, str]]) -> list[CostRow]:
+    """A line for each cause and currency, from charges with their cause and their currency, the largest cost first."""
+    found: dict[tuple[str, str], list[Charge]] = {}
+    for cause, charge, currency in charges:
+        found.setdefault((cause, currency), []).append(charge)
+    rows = [CostRow({"cause": cause}, each, currency) for (cause, currency), each in found.items()]
+    return sorted(rows, key=lambda row: -row.cost)
 
 
 def totals(rows: Iterable[CostRow]) -> dict[str, float]:

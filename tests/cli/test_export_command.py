@@ -48,7 +48,7 @@ def test_the_command_says_all_of_it_in_one_flat_json_object(trained, desk):
 def test_people_get_a_table_of_the_files(trained, place):
     where = ("--store", str(trained.store), "--step", "30", "--quarantined")
     outcome = place.run("checkpoints", "export", "tiny", "--format", "safetensors", "--to", "out", *where)
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0, outcome  # On a slow machine, standard error shows the progress.
     assert "model.safetensors" in outcome.out
     assert outcome.out.endswith(f"\nstep 30 of tiny is in {place.folder / 'out'}; README.md describes the files\n")
 

@@ -35,7 +35,8 @@ def test_a_source_that_is_none_is_refused(desk, asked, said):
     assert said in outcome.err
 
 
-def test_the_command_says_with_what_a_run_begins(make_spec, source, capsys):
+def test_the_command_says_with_what_a_run_begins(make_spec, source, capsys, monkeypatch):
+    monkeypatch.setattr("segue.reports.console.QUIET_SECONDS", 3600.0)  # On a slow machine it would show its progress.
     fork = make_spec(run_id="fork", steps=60, recipe="tests.recipes.forked:with_counter")
     begin_with(fork, ("source", 40), ["optimizer"])
     begin_with(fork, ("source", None), ["optimizer"])

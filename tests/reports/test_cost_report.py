@@ -125,6 +125,7 @@ def test_the_report_has_rows_for_people_and_plain_numbers_for_programs():
         "preemptions": "1",
         "lost": "0 s of work (0.00 EUR), and 60 s in starts",
         "waited": "0 s",
+        "goodput": "83% of 2.0 h in steps that count; start 20 min",
     }
     numbers = json.loads(json.dumps(cost.numbers()))
     assert (numbers["cost"], numbers["currency"], numbers["expected_share"]) == (2.0, "EUR", None)

@@ -6,8 +6,11 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
+from segue.policy.spending import Charge, charges_of, month_of
 from segue.records import Capacity, StopReason, VerdictKind
-from segue.reports.goodput import CAUSES, cost_by_cause, goodput_of, goodput_of_attempt
+from segue.reports.cost_report import cost_report
+from segue.reports.goodput import charges_by_cause, goodput_of, goodput_of_attempt
+from segue.reports.spending_report import RunCharges, by_cause
 from segue.runlog.history import read_history
 from tests.support.histories import Logbook, make_spec
 
@@ -81,14 +84,36 @@ def test_an_attempt_without_a_machine_or_of_an_older_version():
     assert goodput_of(book.history, standby_seconds=100).share == pytest.approx(60 / 200)
 
 
-def test_money_by_cause_adds_up_to_the_cost_of_the_attempts():
-    book = Logbook(make_spec(pools={"spot_price": 3.6, "on_demand_price": 36.0}))
+def test_money_by_cause_adds_up_to_all_charges():
+    pools = {"spot_price": 3.6, "on_demand_price": 36.0, "on_demand_transfer_price_per_gb": 1.0}
+    book = Logbook(make_spec(pools=pools))
     attempt(book, to=50, lost=7, phase_seconds=PHASES)
-    attempt(book, to=80, capacity=Capacity.ON_DEMAND, phase_seconds=PHASES)
-    found = cost_by_cause(book.spec, book.history)
-    assert found.keys() <= set(CAUSES)
-    assert sum(found.values()) == pytest.approx(119 * 0.001 + 119 * 0.01)
-    assert found["lost work"] == pytest.approx(14 * 0.001)
+    plan = book.plan(Capacity.ON_DEMAND)
+    name = book.claim(plan)
+    book.commit(name, 80, size_bytes=2 * 10**9)
+    book.report(plan, StopReason.BOUND, attempt_id=name, to_step=80, seconds=119.0, phase_seconds=PHASES)
+    charges = charges_of(book.spec, book.history)
+    assert sum(charge.cost for charge in charges) == pytest.approx(119 * 0.001 + 119 * 0.01 + 2.0)
+    standby = Charge(Capacity.SPOT, book.now, 60.0, 3.6, use="standbys")
+    rows = by_cause((cause, charge, "EUR") for cause, charge in charges_by_cause(book.history, [*charges, standby]))
+    costs = {row.names["cause"]: row.cost for row in rows}
+    assert sum(costs.values()) == pytest.approx(119 * 0.011 + 2.0 + 0.06)
+    assert costs["lost work"] == pytest.approx(14 * 0.001)
+    assert (costs["data"], costs["standbys"]) == (2.0, pytest.approx(0.06))
+    assert next(iter(costs)) == "data"
+    month = month_of(book.now, book.spec.budget.zone)
+    found = RunCharges("r", "", "EUR", charges, charges_by_cause(book.history, charges)).within(month)
+    assert sum(charge.cost for _, charge in found.causes) == pytest.approx(sum(each.cost for each in found.charges))
+
+
+def test_the_report_of_a_run_names_its_goodput():
+    book = Logbook(make_spec())
+    attempt(book, to=50, lost=7, phase_seconds=PHASES, train_steps=49, train_seconds=105.0)
+    report = cost_report(book.spec, book.history, standbys={"segment/spot": 81.0})
+    assert report.rows()["goodput"].startswith("43% of 200 s in steps that count; standbys 81 s, lost work 14 s")
+    assert report.numbers()["goodput"] == pytest.approx(0.43)
+    assert sum(report.numbers()["seconds_by_cause"].values()) == pytest.approx(200)
+    assert "goodput" not in cost_report(book.spec, Logbook(make_spec()).history).rows()
 
 
 @pytest.mark.matrix

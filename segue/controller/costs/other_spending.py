@@ -11,7 +11,7 @@ from typing import Any
 from segue.clock import Clock
 from segue.controller.costs.prices import append_at
 from segue.controller.standbys.messages import held_standbys
-from segue.policy.spending import Charge, charges_of, month_of, pools_now
+from segue.policy.spending import STANDBYS, Charge, charges_of, month_of, pools_now
 from segue.records import Capacity
 from segue.runlog.entries import SpendingEntry
 from segue.runlog.history import History
@@ -55,7 +55,7 @@ def standby_charges(store: Store, run_id: str, spec: RunSpec, history: History) 
     """
     pools = pools_now(spec, history)
     return [
-        Charge(Capacity.SPOT, held.began_at, held.seconds, pools.price(Capacity.SPOT, held.deployment))
+        Charge(Capacity.SPOT, held.began_at, held.seconds, pools.price(Capacity.SPOT, held.deployment), use=STANDBYS)
         for held in held_standbys(store, run_id)
     ]
 
