@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from segue.checkpoints.format.layout import TensorSlice
 from segue.checkpoints.format.names import is_of_rank, of_rank, slice_name
-from segue.checkpoints.loading.assemble import whole_tensors
-from segue.checkpoints.loading.snapshot import read_checkpoint
+from segue.checkpoints.loading.snapshot import read_checkpoint, whole_tensors
 from segue.checkpoints.saving.partition import Partition, RankState
 from segue.checkpoints.saving.ranked_writer import merged
 from segue.checkpoints.saving.staging import StagingArea
