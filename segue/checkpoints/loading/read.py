@@ -15,8 +15,7 @@ import crc32c
 
 from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of
 from segue.checkpoints.format.gc_pause import paused_collector
-from segue.checkpoints.format.incremental_base import Base
-from segue.checkpoints.format.index import Index
+from segue.checkpoints.format.index import Base, Index
 from segue.checkpoints.format.layout import (
     LENGTH_BYTES,
     MalformedShardError,

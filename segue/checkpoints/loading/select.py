@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from segue.checkpoints.format.digests import Digests
-from segue.checkpoints.format.incremental_base import Base
+from segue.checkpoints.format.index import Base
 from segue.checkpoints.format.limits import refuse_more_than
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.loading.adoption import adopt_last_save

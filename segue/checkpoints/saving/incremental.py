@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from segue.checkpoints.format.digests import TensorDigest
-from segue.checkpoints.format.incremental_base import Base
+from segue.checkpoints.format.index import Base
 from segue.checkpoints.format.layout import ShardLayout, layout_of
 from segue.stores.direct_io import page_buffer
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import xxhash
 
-from segue.checkpoints.format.incremental_base import Base
+from segue.checkpoints.format.index import Base
 from segue.checkpoints.saving.staging import Staged
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.checkpoints.saving.written import Save, Written

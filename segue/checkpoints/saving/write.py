@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import crc32c
 
 from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of, hash_bytes
-from segue.checkpoints.format.incremental_base import Base
+from segue.checkpoints.format.index import Base
 from segue.checkpoints.format.layout import ShardLayout, TensorSlice
 from segue.checkpoints.saving.incremental import unchanged_since, without
 from segue.checkpoints.saving.tracing import span

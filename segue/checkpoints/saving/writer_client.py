@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from segue.checkpoints.format.incremental_base import Base
+from segue.checkpoints.format.index import Base
 from segue.checkpoints.format.layout import ShardLayout
 from segue.checkpoints.format.limits import refuse_too_large_index
 from segue.checkpoints.format.snapshot import as_json

@@ -19,7 +19,7 @@ import threading
 from typing import Any
 
 from segue.checkpoints.format.gc_pause import paused_collector
-from segue.checkpoints.format.incremental_base import Base
+from segue.checkpoints.format.index import Base
 from segue.checkpoints.format.layout import Placed, ShardLayout, TensorSlice, TensorSpec
 from segue.checkpoints.saving import ipc
 from segue.checkpoints.saving.incremental import Bases
