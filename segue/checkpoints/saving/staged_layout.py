@@ -14,8 +14,8 @@ from segue.checkpoints.format.layout import PAGE_BYTES, ShardLayout, TensorSpec,
 from segue.checkpoints.saving.accelerator import Accelerator, Copy, Room, no_pause
 from segue.checkpoints.saving.copy_cpu import Copier, copy_all
 from segue.checkpoints.saving.gathering import Pair
+from segue.checkpoints.saving.ipc import StagingBuffer
 from segue.checkpoints.saving.partition import RankState
-from segue.checkpoints.saving.shared_memory import StagingBuffer
 from segue.checkpoints.saving.tracing import span
 
 _shape_of = operator.attrgetter("shape")

@@ -22,7 +22,7 @@ from segue.checkpoints.format.limits import refuse_too_large_index
 from segue.checkpoints.format.snapshot import as_json
 from segue.checkpoints.saving import ipc
 from segue.checkpoints.saving.incremental import Bases
-from segue.checkpoints.saving.shared_memory import StagingBuffer
+from segue.checkpoints.saving.ipc import StagingBuffer
 from segue.checkpoints.saving.staging import Staged
 from segue.checkpoints.saving.write import write_checkpoint
 from segue.checkpoints.saving.written import Save, Written
