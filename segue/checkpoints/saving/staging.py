@@ -20,11 +20,10 @@ from segue.checkpoints.format.gc_pause import paused_collector
 from segue.checkpoints.format.layout import ShardLayout
 from segue.checkpoints.format.state_tree import Json, encode_tree
 from segue.checkpoints.saving.accelerator import Accelerator, Copy, TorchAccelerator
-from segue.checkpoints.saving.copy_cpu import copy_all
 from segue.checkpoints.saving.gathering import Pair
 from segue.checkpoints.saving.ipc import StagingBuffer
 from segue.checkpoints.saving.partition import Partition, RankState
-from segue.checkpoints.saving.staged_layout import StagedLayout, copy_now, laid_out, touch
+from segue.checkpoints.saving.staged_layout import StagedLayout, copy_all, copy_now, laid_out, touch
 from segue.checkpoints.saving.tracing import span
 
 _LOOKS, _MOST_LOOKED_AT, _MOST_ON_DEVICE = 64, 256, 32
