@@ -1,9 +1,10 @@
-"""Yields batches from any position of the sample order, with the settings of the user's own DataLoader."""
+"""Yields batches, and the batches of one step, from any position of the sample order. The settings of the user's own
+DataLoader are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -189,3 +190,36 @@ def _sampled(loader: DataLoader[Any], *, recipe: str, seed: int, skips: tuple[Sk
         skips=skips,
         draws=draws,
     )
+
+
+class Group(NamedTuple):
+    """The batches of one step. All of them belong to one epoch."""
+
+    start: int
+    """Position of the first sample of the group."""
+    samples: int
+    """Number of positions in the group."""
+    ids: Ids
+    """The sample ids of all batches of the group."""
+    contents: list[Any]
+    """The collated samples of each batch."""
+    weights: list[float]
+    """For each batch, the weight of this rank's mean."""
+
+    @classmethod
+    def of(cls, batches: Sequence[Batch]) -> Self:
+        """The group of these consecutive batches."""
+        first, last = batches[0], batches[-1]
+        ids = first.ids if first is last else np.concatenate([batch.ids for batch in batches])
+        samples = last.start + len(last.ids) - first.start
+        return cls(first.start, samples, ids, [b.content for b in batches], [b.weight for b in batches])
+
+
+def grouped(feed: Feed, samples_seen: int, *, count: int) -> Iterator[Group]:
+    """Yield all groups of `count` batches after the beginning of a group. The last group of an epoch may be smaller."""
+    group: list[Batch] = []
+    for batch in feed.batches(samples_seen):
+        group.append(batch)
+        if len(group) == count or feed.order.is_epoch_over(batch.start + len(batch.ids)):
+            yield Group.of(group)
+            group = []

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from segue.data.groups import grouped
-from segue.data.loader import Feed
+from segue.data.loader import Feed, grouped
 from segue.records import Skip
 
 
