@@ -24,8 +24,7 @@ from segue.continuity.carried.source import calls_method
 from segue.continuity.code_hash import is_users
 from segue.continuity.iterators import is_iterator, position_of
 from segue.continuity.object_walk import PLAIN, attributes_of
-from segue.continuity.untracked.keepers import keeps_state
-from segue.continuity.untracked.marks import ARRAYS
+from segue.continuity.untracked.marks import ARRAYS, keeps_state
 from segue.errors import UnsupportedStateError
 from segue.sessions import Session
 from segue.trainer.workloads.values import component_of_value
