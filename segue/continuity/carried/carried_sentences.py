@@ -12,8 +12,8 @@ from typing import Any
 from segue.continuity.carried.loop_names import CarriedName
 from segue.continuity.carried.source import MODULE
 from segue.continuity.naming import CARRIED, UNREGISTERED
+from segue.continuity.untracked.advice import CHANNEL, changed_in_words
 from segue.continuity.untracked.marks import Mark
-from segue.continuity.untracked.sentences import CHANNEL, changed_in_words
 from segue.records import Finding
 from segue.user_objects.users_files import short_path
 

@@ -12,12 +12,11 @@ from typing import Any, Protocol
 from segue.continuity.naming import CARRIED
 from segue.continuity.object_walk import is_telling
 from segue.continuity.recipe_diff import NOT_STATE
-from segue.continuity.untracked.advice import Advice, Known, advice_for, fix_of
+from segue.continuity.untracked.advice import Advice, Known, advice_for, finding_of, fix_of
 from segue.continuity.untracked.coverage import Coverage
 from segue.continuity.untracked.marks import UNREADABLE, Mark, mark_of
 from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, ValuePlace
 from segue.continuity.untracked.reach import Reach
-from segue.continuity.untracked.sentences import finding_of
 from segue.credentials import names_secret, redacted
 from segue.records import Finding
 
