@@ -16,15 +16,21 @@ from segue.continuity.carried.calls import (
     shows,
     words_of,
 )
-from segue.continuity.carried.code_facts import NOTHING, Binding, CodeFacts, MethodCall, Spots, call_of, result_of
 from segue.continuity.carried.flows import (
     COLLECTION,
+    NOTHING,
     PROCESS,
     UNKNOWN,
     USED,
     AttributeChange,
+    Binding,
+    CodeFacts,
+    MethodCall,
     Mutation,
     Spot,
+    Spots,
+    call_of,
+    result_of,
     spot_of,
 )
 from segue.continuity.carried.source import Function

@@ -8,9 +8,21 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from segue.continuity.carried.calls import words_of
-from segue.continuity.carried.code_facts import CodeFacts, MethodCall, Spots, call_of, result_of
 from segue.continuity.carried.expressions import Expressions
-from segue.continuity.carried.flows import COLLECTION, UNKNOWN, USED, Flows, Index, Spot, spot_of
+from segue.continuity.carried.flows import (
+    COLLECTION,
+    UNKNOWN,
+    USED,
+    CodeFacts,
+    Flows,
+    Index,
+    MethodCall,
+    Spot,
+    Spots,
+    call_of,
+    result_of,
+    spot_of,
+)
 from segue.continuity.carried.source import Definition, Function
 
 log = logging.getLogger(__name__)
