@@ -32,8 +32,7 @@ from segue.trainer.save_schedule import life_on
 from segue.trainer.saving import Saving, evaluating
 from segue.trainer.step_records import StepRecords, curve_of, with_marks
 from segue.trainer.stopping import NoticeResponse, StopRule
-from segue.trainer.time_at_end import TimeAtEnd
-from segue.trainer.time_left import Pace, TimeLeft
+from segue.trainer.time_left import Pace, TimeAtEnd, TimeLeft
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade, Steps, Workload
 
 log = logging.getLogger(__name__)
