@@ -9,8 +9,7 @@ import torch
 
 from segue.continuity.verdict import judge
 from segue.records import Environment, VerdictKind
-from segue.trainer.process.accelerator_facts import accelerator_facts, device_name, driver_version
-from segue.trainer.process.environment import environment_of
+from segue.trainer.process.environment import accelerator_facts, device_name, driver_version, environment_of
 from tests.continuity.test_another_device import ON_GPU, STEPS
 from tests.continuity.test_verdict import row
 
