@@ -1,13 +1,18 @@
 """The environment of a training process. The module sets the device, the threads and the kernels, and describes the
-facts that must be equal for a bit-exact replay."""
+facts that must be equal for a bit-exact replay, including the facts about an accelerator."""
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
+import sys
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 
@@ -16,9 +21,10 @@ from segue.launch.determinism import DETERMINISTIC_VARIABLES
 from segue.records import Environment
 from segue.runlog.history import History
 from segue.spec import RunSpec
-from segue.trainer.process.compile_cache import compile_cache_id, compile_times_kernels
 from segue.trainer.ranks.group import local_rank_count
 from segue.user_objects.packages import imported_packages
+
+log = logging.getLogger(__name__)
 
 
 def use_deterministic_kernels() -> None:
@@ -178,3 +184,42 @@ def _kernel_choice() -> str:
         "torch.compile times its kernels": compile_times_kernels(),
     }
     return ", ".join(name for name, is_so in choices.items() if is_so)
+
+
+_FILE = "segue-cache-id"
+
+
+def compile_cache_id(device: torch.device) -> str:
+    """Return the id of the cache folder; empty if no kernels are timed. Segue assigns the id at the first use of the
+    folder.
+
+    If a folder cannot be written, it stores no choices, so it gets a new id in each process.
+    """
+    if "torch._inductor.compile_fx" not in sys.modules:  # Nothing was passed to torch.compile.
+        return ""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return _id_of(Path(cache_dir())) if device.type != "cpu" or compile_times_kernels() else ""
+
+
+def compile_times_kernels() -> bool:
+    """Whether kernels for matrix products are timed. Some other kernels of an accelerator are always timed."""
+    inductor = sys.modules.get("torch._inductor.config")  # Importing it takes seconds; without it nothing is compiled.
+    return inductor is not None and bool(inductor.max_autotune or inductor.max_autotune_gemm)
+
+
+@cache
+def _id_of(folder: Path) -> str:
+    file, new = folder / _FILE, uuid4().hex[:12]
+    own = folder / f"{_FILE}-{new}"
+    try:
+        own.write_text(new, encoding="ascii")
+        try:
+            with suppress(FileExistsError):
+                os.link(own, file)  # The file appears with its content, and only one process can make it.
+        finally:
+            own.unlink()
+        return file.read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        log.debug("could not write an id into the cache folder of torch.compile folder=%s reason=%s", folder, error)
+        return new

@@ -10,8 +10,8 @@ import torch
 
 from segue.records import Environment, StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.trainer.process import compile_cache
-from segue.trainer.process.compile_cache import compile_cache_id
+from segue.trainer.process import environment
+from segue.trainer.process.environment import compile_cache_id
 from tests.support.observers import stop_when_proven
 
 RECIPE = "tests.trainer.accelerators.timed_kernels:build"
@@ -59,7 +59,7 @@ def compiles(monkeypatch, tmp_path):
     """This process has passed something to torch.compile, and uses a cache folder of its own."""
     monkeypatch.setitem(sys.modules, "torch._inductor.compile_fx", sys)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(compile_cache, "_id_of", compile_cache._id_of.__wrapped__)
+    monkeypatch.setattr(environment, "_id_of", environment._id_of.__wrapped__)
     return tmp_path / "cache"
 
 
