@@ -17,10 +17,9 @@ from segue.errors import BrokenResumeError
 from segue.records import CheckpointRef, Environment, Finding, VerdictKind, WitnessRow
 from segue.runlog.log import RunLog
 from segue.stores import LocalStore
-from segue.trainer.resuming.comparison import Comparison
+from segue.trainer.resuming.comparison import Comparison, RestoredState
 from segue.trainer.resuming.found import Found
 from segue.trainer.resuming.phases import Replaying, may_be_noise
-from segue.trainer.resuming.restored_state import RestoredState
 from segue.trainer.resuming.resume import Resume
 
 STATE = Digests(components={"model": "1", "optimizer": "2"}, tensors={})
