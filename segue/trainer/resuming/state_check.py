@@ -20,9 +20,8 @@ from segue.stores.base import StoreReadError
 from segue.stores.retry import patiently
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.replays.opinion import SecondOpinion
-from segue.trainer.resuming.comparison import Comparison, RestoredState, Terms
+from segue.trainer.resuming.comparison import Comparison, RestoredState, Terms, check_metric
 from segue.trainer.resuming.found import Found
-from segue.trainer.resuming.metric import check_metric
 from segue.trainer.workloads.components import Component
 from segue.trainer.workloads.outside import OutsideState
 from segue.trainer.workloads.state import capture
