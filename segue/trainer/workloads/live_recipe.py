@@ -33,7 +33,6 @@ from segue.trainer.ranks.consensus import combined
 from segue.trainer.ranks.ddp import bare, explained, parameter_norm, spread, spread_again
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade
 from segue.trainer.workloads.components import Component, Progress
-from segue.trainer.workloads.early_stop import Stopper
 from segue.trainer.workloads.opened_files import watch_opened_files
 from segue.trainer.workloads.optimizer_groups import regrouped
 from segue.trainer.workloads.outside import of_recipe
@@ -43,6 +42,7 @@ from segue.trainer.workloads.schedulers import MetricSchedulers, check_scheduler
 from segue.trainer.workloads.state import (
     EARLY_STOP,
     RNG_PREFIX,
+    Stopper,
     changed_by_optimizer,
     components_of,
     marked_parts,

@@ -15,7 +15,7 @@ from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.format.state_tree import decode_tree
 from segue.continuity.recipe_diff import NOT_STATE
 from segue.errors import RecipeError
-from segue.recipe import Recipe
+from segue.recipe import EarlyStop, Recipe
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.components import (
@@ -31,7 +31,6 @@ from segue.trainer.workloads.components import (
     TorchRng,
     UnsavedBuffers,
 )
-from segue.trainer.workloads.early_stop import Stopper
 from segue.trainer.workloads.steps.own_step import held_by_optimizers
 from segue.trainer.workloads.values import component_of_value
 
@@ -189,3 +188,30 @@ def _check_binding(recipe: Recipe, *, name: str) -> None:
     if foreign:
         why = f"{foreign} of the optimizer's {len(held)} tensors are not parameters of the model."
         raise RecipeError(recipe=name, why=why, fix="build the optimizer from model.parameters().")
+
+
+class Stopper:
+    """A counter of the evaluations without a better metric, over all attempts of a run."""
+
+    def __init__(self, rule: EarlyStop) -> None:
+        self._rule = rule
+        self._best: float | None = None
+        self._worse = 0
+
+    def judge(self, metric: float) -> str | None:
+        """Count one evaluation. If the run should end now, return a reason."""
+        rule = self._rule
+        sign = 1.0 if rule.mode == "min" else -1.0
+        if self._best is None or sign * metric < sign * self._best - rule.min_delta:
+            self._best, self._worse = metric, 0
+            return None
+        self._worse += 1
+        if self._worse < rule.patience:
+            return None
+        return f"the metric was no better than {self._best:.6g} in the last {self._worse} evaluations"
+
+    def capture(self) -> Any:
+        return {"best": self._best, "worse": self._worse}
+
+    def restore(self, tree: Any) -> None:
+        self._best, self._worse = tree["best"], int(tree["worse"])
