@@ -34,7 +34,6 @@ from segue.trainer.ranks.ddp import bare, explained, parameter_norm, spread, spr
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade
 from segue.trainer.workloads.components import Component, Progress
 from segue.trainer.workloads.opened_files import watch_opened_files
-from segue.trainer.workloads.optimizer_groups import regrouped
 from segue.trainer.workloads.outside import of_recipe
 from segue.trainer.workloads.placement import place, to_device
 from segue.trainer.workloads.recipe_record import setup_components
@@ -53,7 +52,7 @@ from segue.trainer.workloads.state import (
 from segue.trainer.workloads.steps.own_step import are_held_in_order, held_by_optimizers
 from segue.trainer.workloads.steps.step import ParameterOrder, begin_step
 from segue.trainer.workloads.steps.step_result import StepBegun, row_of
-from segue.trainer.workloads.structure import structure_of
+from segue.trainer.workloads.structure import regrouped, structure_of
 
 log = logging.getLogger(__name__)
 
