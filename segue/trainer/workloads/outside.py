@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
+from torch import nn
 from torch.utils.data import DataLoader
 
 from segue.continuity.carried.leaves import UseOfLeaves, use_by
 from segue.continuity.code_hash import code_hashes
 from segue.continuity.live_tree import parts_held
 from segue.continuity.naming import PROCESS
-from segue.continuity.recipe_diff import MACHINE, SURROUNDINGS, UNTRACKED, VALUES
+from segue.continuity.recipe_diff import HYPERPARAMETERS, MACHINE, MODEL, SURROUNDINGS, UNTRACKED, VALUES
 from segue.continuity.untracked.marks import Mark, mark_of
 from segue.continuity.untracked.place import Leaf
 from segue.continuity.untracked.reach import Reach
@@ -24,9 +26,8 @@ from segue.recipe import Recipe
 from segue.records import Finding
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.opened_files import is_only_written, opened_files
-from segue.trainer.workloads.other_hands import OtherHands
 from segue.trainer.workloads.surroundings import MOST_FILES, file_readers, machine, path_in, reader_of, surroundings
-from segue.user_objects import has
+from segue.user_objects import has, in_words
 
 log = logging.getLogger(__name__)
 
@@ -200,3 +201,59 @@ def _expression(name: str, target: Any, scopes: tuple[CodeType, ...]) -> str:
         return known
     kind, _, key = name.partition(".")
     return f'recipe.{kind}["{key}"]' if key and kind != "data" else f"recipe.{name}"
+
+
+_HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_CHANNEL = "setup"
+FIX = "other code changes it after the restore: change it in build, before the state is restored, or only in steps"
+
+
+def hooks_of(model: nn.Module) -> Counter[str]:
+    """Count the hooks of each module and parameter, by path and kind of hook."""
+    found: Counter[str] = Counter()
+    for name, module in model.named_modules():
+        for table in _HOOKS_OF_MODULES:
+            if count := _count(vars(module).get(table)):
+                found[f"{_path(name)} ({table.strip('_').replace('_', ' ')})"] = count
+    for name, parameter in model.named_parameters():
+        for table in _HOOKS_OF_TENSORS:
+            if count := _count(getattr(parameter, table, None)):
+                found[f"{_path(name)} (hooks of its gradient)"] += count
+    return found
+
+
+def _path(name: str) -> str:
+    return f"model.{name}" if name else "model"
+
+
+def _count(hooks: Any) -> int:
+    """Count the hooks without segue's own hooks, which measure a step."""
+    return sum(not _is_segues(hook) for hook in hooks.values()) if isinstance(hooks, Mapping) else 0
+
+
+def _is_segues(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("segue.")
+
+
+class OtherHands:
+    """The hooks and modules of a model as built. They are compared with the hooks and modules before the first step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._modules = model, dict(model.named_modules())
+        self._built = hooks_of(model)
+
+    def findings(self, settings: Mapping[str, str]) -> Iterator[Finding]:
+        """Yield findings about hooks, modules, and `settings` (by path) that have changed since the build."""
+        now = hooks_of(self._model)
+        for path in sorted({*now, *self._built}):
+            if now[path] != self._built[path]:
+                said = f"{path}: {self._built[path]} as built, now {now[path]}"
+                yield Finding(component=MODEL, channel=_CHANNEL, sentence=said, fix=FIX)
+        modules = dict(self._model.named_modules())
+        for name, built in self._modules.items():
+            if (module := modules.get(name)) is not built:
+                said = f"{_path(name)} was a {type(built).__qualname__}, now {in_words(module)}"
+                yield Finding(component=MODEL, channel=_CHANNEL, sentence=said, fix=FIX)
+        for path, change in settings.items():
+            yield Finding(component=HYPERPARAMETERS, channel=_CHANNEL, sentence=f"{path} {change}", fix=FIX)
