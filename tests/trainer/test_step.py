@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from segue.errors import LossError
 from segue.recipe import Recipe
-from segue.trainer.workloads.steps.numbers import sent, together
 from segue.trainer.workloads.steps.step import do_step
+from segue.trainer.workloads.steps.step_result import sent, together
 
 STEPS = 20
 

@@ -16,8 +16,7 @@ from segue.curves.schema import NO_METRICS
 from segue.errors import SessionError
 from segue.trainer.ranks.consensus import StepNumbers
 from segue.trainer.ranks.ddp import parameter_norm, total_norm
-from segue.trainer.workloads.steps.numbers import Number, as_of_now, sent
-from segue.trainer.workloads.steps.step_result import rates_of, scale_of
+from segue.trainer.workloads.steps.step_result import Number, as_of_now, rates_of, scale_of, sent
 
 
 class _Reported(NamedTuple):

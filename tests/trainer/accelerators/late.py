@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from segue.recipe import Recipe, import_build
-from segue.trainer.workloads.steps import numbers, step_result
+from segue.trainer.workloads.steps import step_result
 
 OWN = {"inner", "is_late", "raises_after_nan"}
-_sent = numbers.sent
+_sent = step_result.sent
 
 
 def build(config: dict[str, Any]) -> Recipe:
@@ -30,6 +30,6 @@ def build(config: dict[str, Any]) -> Recipe:
     return recipe
 
 
-def _late(asked: Any) -> numbers.Numbers:
+def _late(asked: Any) -> step_result.Numbers:
     values = [number.detach().clone() if isinstance(number, torch.Tensor) else number for number in asked]
-    return numbers.Numbers(lambda: [float(value) for value in values], is_late=True)
+    return step_result.Numbers(lambda: [float(value) for value in values], is_late=True)

@@ -16,7 +16,7 @@ from segue.recipe import Recipe
 from segue.records import Skip, StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.trainer.programs.step_measures import Measures
-from segue.trainer.workloads.steps import numbers
+from segue.trainer.workloads.steps import step_result
 from segue.trainer.workloads.steps.step import begin_step
 from tests.recipes.poisoned import sample_at_step
 from tests.support.final_states import state_at_end
@@ -50,7 +50,7 @@ def copies(monkeypatch):
     """How many copies of numbers were asked for; they are never read."""
     asked = []
     monkeypatch.setattr(
-        numbers, "on_its_way", lambda values: asked.append(values) or (lambda: torch.zeros(len(values)))
+        step_result, "on_its_way", lambda values: asked.append(values) or (lambda: torch.zeros(len(values)))
     )
     return asked
 

@@ -15,8 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from segue.errors import LossError
 from segue.recipe import Recipe
 from segue.trainer.ranks.ddp import total_norm
-from segue.trainer.workloads.steps.numbers import Number
-from segue.trainer.workloads.steps.step_result import Shown, StepBegun, ended, rates_of, scale_of
+from segue.trainer.workloads.steps.step_result import Number, Shown, StepBegun, ended, rates_of, scale_of
 from segue.user_objects import attribute, in_words
 
 
