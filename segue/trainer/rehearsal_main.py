@@ -26,8 +26,7 @@ from segue.runlog.log import RunLog, Stamp
 from segue.runlog.open import open_log
 from segue.stores.local import LocalStore
 from segue.stores.retry import patiently
-from segue.trainer.replays.fresh import FreshProcesses, ReplayRequest
-from segue.trainer.replays.measurement import measured_noise
+from segue.trainer.replays.fresh import FreshProcesses, ReplayRequest, measured_noise
 from segue.trainer.replays.replay import replay
 from segue.trainer.replays.replay_process import begin_beside, leave
 from segue.user_objects import text_of

@@ -22,7 +22,7 @@ from pydantic import Field, TypeAdapter
 
 from segue.clock import Clock
 from segue.continuity.differences import are_equal
-from segue.continuity.noise import UNIT, needs_more
+from segue.continuity.noise import NONE, UNIT, Noise, may_be_rare, needs_more, noise_of
 from segue.launch.assignment import Assignment
 from segue.records import CheckpointRef, Record, WitnessRow
 
@@ -159,3 +159,44 @@ def start(command: list[str], text: str) -> subprocess.Popen[bytes]:
         file.write(text.encode())
         file.seek(0)
         return subprocess.Popen(command, stdin=file, env=os.environ | {REHEARSAL_VARIABLE: "1"})
+
+
+def measured_noise(
+    processes: FreshProcesses,
+    witness: Sequence[WitnessRow],
+    attempt: Sequence[WitnessRow],
+    *,
+    is_attempt_fresh: bool = False,
+    is_whole: bool = True,
+    is_noisy: bool = False,
+    is_lost: bool = False,
+) -> tuple[Noise, bool]:
+    """Return the noise between `attempt` and its witness, and whether all processes have answered.
+
+    The flags are the same as the flags of `segue.continuity.noise.noise_of`. If the replays agree and differ only
+    slightly from the witness, one more process replays with deterministic kernels only. Four replays do not show noise
+    that occurs once in hundreds of replays. But the process with deterministic kernels shows whether the usual kernels
+    are deterministic.
+    """
+    own = attempt if is_whole else None
+    fresh, is_complete, unit = processes.replays(own=own, is_own_fresh=is_attempt_fresh)
+
+    def found_with(*, is_noisy: bool) -> Noise:
+        return noise_of(
+            witness,
+            attempt,
+            fresh,
+            is_attempt_fresh=is_attempt_fresh,
+            is_whole=is_whole,
+            is_noisy=is_noisy,
+            is_lost=is_lost,
+            unit=unit,
+        )
+
+    found = found_with(is_noisy=is_noisy)
+    is_open = found == NONE and is_complete and not is_noisy and not is_lost
+    if is_open and fresh and may_be_rare(witness, attempt if is_whole else (), fresh, unit=unit):
+        log.warning("replays agree, but differ from the witness by rounding; repeating with deterministic kernels")
+        if processes.has_other_kernels(fresh[0]):
+            return found_with(is_noisy=True), is_complete
+    return found, is_complete

@@ -13,8 +13,7 @@ from segue.launch.assignment import Assignment
 from segue.records import WitnessRow
 from segue.runlog.history import Checkpoint
 from segue.trainer.process.context import AttemptContext
-from segue.trainer.replays.fresh import FreshProcesses, ReplayRequest
-from segue.trainer.replays.measurement import measured_noise
+from segue.trainer.replays.fresh import FreshProcesses, ReplayRequest, measured_noise
 from segue.trainer.replays.replay_process import why_no_room
 
 log = logging.getLogger(__name__)
