@@ -19,8 +19,8 @@ from segue.records import Finding, Notice, StopReason
 from segue.spec import RunSpec
 from segue.trainer.programs.batches import BatchesComponent, SessionBatch
 from segue.trainer.programs.loaders import Loaders
+from segue.trainer.programs.loop_range import LoopEnding, ProgramLoop
 from segue.trainer.programs.owner import AttemptEnded, Owner
-from segue.trainer.programs.program_loop import LoopEnding, ProgramLoop
 from segue.trainer.programs.program_record import ProgramRecord
 from segue.trainer.programs.step_in_progress import StepInProgress
 from segue.trainer.programs.step_measures import Measures, PendingGradients
