@@ -22,8 +22,7 @@ from segue.trainer.programs.loaders import Loaders
 from segue.trainer.programs.loop_range import LoopEnding, ProgramLoop
 from segue.trainer.programs.owner import AttemptEnded, Owner
 from segue.trainer.programs.program_record import ProgramRecord
-from segue.trainer.programs.step_in_progress import StepInProgress
-from segue.trainer.programs.step_measures import Measures, PendingGradients
+from segue.trainer.programs.step_measures import Measures, PendingGradients, StepInProgress
 from segue.trainer.programs.tracked import Epoch
 from segue.trainer.programs.tracked_state import TrackedState
 from segue.trainer.workloads.base import StepDue, Steps
