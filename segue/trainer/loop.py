@@ -21,11 +21,10 @@ from segue.errors import FencedError, PoisonedStepError
 from segue.policy.anomalies import anomalies_of
 from segue.records import Heartbeat, SegmentReport, StopReason
 from segue.runlog.history import read_history
-from segue.trainer.attempt_end import AttemptEnd
 from segue.trainer.process.context import AttemptContext
 from segue.trainer.ranks.consensus import Vote
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
-from segue.trainer.reporting import AttemptReporter, CapturedWork
+from segue.trainer.reporting import AttemptEnd, AttemptReporter, CapturedWork
 from segue.trainer.resuming.resume import Resume
 from segue.trainer.safe_points import SafePoints
 from segue.trainer.save_schedule import life_on
