@@ -32,8 +32,7 @@ from segue.errors import (
 from segue.records import Value
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.health.failures import is_transient
-from segue.trainer.ranks.exchange import SilentStoreError
-from segue.trainer.ranks.presence import Presence
+from segue.trainer.ranks.exchange import Presence, SilentStoreError
 from segue.user_objects import text_of
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from segue.process import ProcessRef
-from segue.trainer.ranks import presence
-from segue.trainer.ranks.presence import SILENT_READINGS, Presence
+from segue.trainer.ranks import exchange
+from segue.trainer.ranks.exchange import SILENT_READINGS, Presence
 from tests.trainer.ranks.test_unanswered import DictNotes
 
 ELSEWHERE = "another-boot pid:[1]"
@@ -31,7 +31,7 @@ def own(notes):
 
 def read(own, notes, times):
     """Look until the counters were read so many times."""
-    for _ in range(times * presence._LOOKS_PER_READING):
+    for _ in range(times * exchange._LOOKS_PER_READING):
         own.look(notes)
 
 
