@@ -18,8 +18,7 @@ import torch
 import xxhash
 
 from segue.checkpoints.format.dtensor import local_tensor
-from segue.checkpoints.format.on_host import on_its_way
-from segue.checkpoints.format.snapshot import raw_bytes
+from segue.checkpoints.format.snapshot import on_its_way, raw_bytes
 from segue.checkpoints.format.state_tree import encode_tree
 from segue.errors import UnsupportedStateError
 from segue.records import StateMark

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from segue.checkpoints.format.dtensor import whole
-from segue.checkpoints.format.on_host import WITH_STREAMS, on_its_way
+from segue.checkpoints.format.snapshot import WITH_STREAMS, on_its_way
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
 from segue.recipe import Recipe
