@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from segue.checkpoints.loading.own_slices import OwnSlices
+from segue.checkpoints.format.dtensor import OwnSlices
 from segue.checkpoints.pruning import Pruner
 from segue.checkpoints.saving.committer import IncrementalBase, Writer
 from segue.checkpoints.saving.partition import Partition

@@ -7,11 +7,10 @@ import shutil
 import pytest
 import torch
 
-from segue.checkpoints.format.dtensor import SliceNotReadError, view_of_slice
+from segue.checkpoints.format.dtensor import OwnSlices, SliceNotReadError, _Place, view_of_slice
 from segue.checkpoints.format.layout import TensorSlice
 from segue.checkpoints.format.names import slice_name
 from segue.checkpoints.format.snapshot import Snapshot
-from segue.checkpoints.loading.own_slices import OwnSlices, _Place
 from segue.checkpoints.loading.read import read_stored
 from segue.checkpoints.loading.snapshot import committed_as, snapshot_of
 from segue.checkpoints.saving.partition import Partition, RankState

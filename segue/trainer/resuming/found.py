@@ -7,8 +7,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from segue.checkpoints.format.dtensor import SliceNotReadError
-from segue.checkpoints.loading.own_slices import OwnSlices
+from segue.checkpoints.format.dtensor import OwnSlices, SliceNotReadError
 from segue.checkpoints.loading.select import Restorable, newest_valid
 from segue.records import CheckpointRef
 from segue.runlog.history import Checkpoint

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from segue.checkpoints.loading.own_slices import OwnSlices
+from segue.checkpoints.format.dtensor import OwnSlices
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.continuity.naming import CARRIED
 from segue.continuity.verdict import Prelude
