@@ -7,7 +7,6 @@ import resource
 import pytest
 import torch
 
-from segue.checkpoints.loading.copies import copied
 from segue.checkpoints.loading.read import read_stored
 from segue.checkpoints.loading.snapshot import snapshot_of
 from segue.checkpoints.saving.staging import StagingArea
@@ -16,6 +15,7 @@ from segue.checkpoints.saving.written import Save
 from segue.errors import CorruptShardError, MissingShardError
 from segue.stores import LocalStore, StoreReadError, StoreWriteError
 from segue.testing.faulty_store import FaultyStore
+from segue.trainer.rehearsal_main import copied
 from tests.support.manifests import manifest_of
 
 TREE = {"model": {"w": torch.arange(700_000.0)}, "progress": {"step": 1}}

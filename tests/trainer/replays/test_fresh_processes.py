@@ -6,12 +6,11 @@ import signal
 
 import pytest
 
-from segue.checkpoints.loading.copies import copied
 from segue.clock import SystemClock
 from segue.launch.assignment import Assignment
 from segue.records import Capacity, SegmentPlan, VerdictKind
 from segue.runlog.history import read_history
-from segue.trainer.rehearsal_main import rehearse
+from segue.trainer.rehearsal_main import copied, rehearse
 from segue.trainer.replays.fresh import FreshProcesses, ReplayRequest, Replays
 from tests.support.observers import stop_when_proven
 
