@@ -26,11 +26,10 @@ from segue.trainer.ranks.consensus import Vote
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
 from segue.trainer.reporting import AttemptEnd, AttemptReporter, CapturedWork
 from segue.trainer.resuming.resume import Resume
-from segue.trainer.safe_points import SafePoints
+from segue.trainer.safe_points import NoticeResponse, SafePoints, StopRule
 from segue.trainer.save_schedule import life_on
 from segue.trainer.saving import Saving, evaluating
 from segue.trainer.step_records import StepRecords, curve_of, with_marks
-from segue.trainer.stopping import NoticeResponse, StopRule
 from segue.trainer.time_left import Pace, TimeAtEnd, TimeLeft
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade, Steps, Workload
 

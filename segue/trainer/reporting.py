@@ -28,9 +28,9 @@ from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
 from segue.trainer.health.failures import failure_of, stop_reason, without_traceback
 from segue.trainer.process.context import AttemptContext
+from segue.trainer.safe_points import StopRule
 from segue.trainer.saving import Saving
 from segue.trainer.step_records import StepRecords
-from segue.trainer.stopping import StopRule
 from segue.trainer.time_left import REPORT_SECONDS, Pace, TimeLeft
 from segue.trainer.workloads.components import Progress
 from segue.user_objects import text_of

@@ -1,15 +1,164 @@
-"""The safe point between two steps: the common decision of all ranks, and the time between full votes."""
+"""The safe point between two steps: the common decision of all ranks to stop or to save, the reaction to notices and
+hints, and the time between full votes."""
 
 from __future__ import annotations
 
+import logging
+import math
+import threading
+from collections.abc import Callable
+
 from segue.checkpoints.saving.committer import Writer
-from segue.records import StopReason
+from segue.policy.save_interval import NOTICE_SHARE, LastSave
+from segue.records import Notice, StopReason
 from segue.trainer.process.context import AttemptContext
 from segue.trainer.ranks.consensus import Vote, agree
 from segue.trainer.resuming.resume import Resume
 from segue.trainer.saving import Saving
-from segue.trainer.stopping import NoticeResponse, StopRule
+from segue.trainer.time_left import Pace, TimeLeft
 from segue.trainer.workloads.base import Workload
+from segue.trainer.workloads.components import Component
+from segue.trainer.workloads.state import unchanged
+
+log = logging.getLogger(__name__)
+
+_MOST_SECONDS = 5.0
+_OF_TIME_LEFT = 0.1
+"""Share of the time until the preemption for which the hook may run."""
+
+
+def hook_seconds(seconds_left: float | None, last_save: LastSave | None) -> float:
+    """Seconds to wait for the hook, so that there is still time for the last save. The result is 0 or less if there is
+    no time for the hook."""
+    if seconds_left is None:
+        return _MOST_SECONDS
+    spare = seconds_left
+    if last_save is not None and last_save.save:
+        spare -= last_save.expected_seconds / NOTICE_SHARE
+    return min(_MOST_SECONDS, _OF_TIME_LEFT * seconds_left, spare)
+
+
+class NoticeHook:
+    """Calls the user's `on_notice` function, if there is one."""
+
+    def __init__(self, function: Callable[[Notice], None] | None, *, components: dict[str, Component]) -> None:
+        """If the hook changes the random streams or modes in `components`, the changes are undone."""
+        self._function, self._components = function, components
+
+    def call(self, notice: Notice, *, limit_seconds: float) -> None:
+        """Call the hook, and wait for at most `limit_seconds`. If the hook raises an exception, this method does not
+        raise it."""
+        function = self._function
+        if function is None:
+            return
+        if limit_seconds <= 0:
+            log.warning("on_notice not called: no time is left kind=%s", notice.kind)
+            return
+
+        def work() -> None:
+            try:
+                function(notice)
+            except BaseException as error:
+                # Catch even SystemExit, because the hook must not cost the last checkpoint.
+                log.error("on_notice raised kind=%s", notice.kind, exc_info=error)
+
+        # The hook runs in a thread. If a connection hangs because the machine is ending, this must not cost the last
+        # checkpoint.
+        thread = threading.Thread(target=work, name="segue-on-notice", daemon=True)
+        with unchanged(self._components):
+            thread.start()
+            thread.join(limit_seconds)
+        if thread.is_alive():
+            log.warning("on_notice is too slow, continuing without it kind=%s seconds=%.1f", notice.kind, limit_seconds)
+
+
+class StopRule:
+    """The rule by which the leader decides, at each safe point, whether the attempt stops."""
+
+    def __init__(
+        self, context: AttemptContext, live: Workload, *, time_left: TimeLeft, pace: Pace, writer: Writer
+    ) -> None:
+        self._spec, self._plan, self._board = context.spec, context.plan, context.board
+        self._live, self._progress = live, live.progress
+        self._time_left, self._pace, self._writer = time_left, pace, writer
+
+    def reason(self, step: int | None = None) -> StopReason | None:
+        """The reason why the attempt stops now; None if it continues. If `step` is given, the result is for the time
+        after this number of steps."""
+        step = self._progress.step if step is None else step
+        if step >= self._spec.steps or self._progress.finish_reason is not None:
+            return StopReason.FINISHED
+        first = self._board.first_kind
+        if first is not None:
+            return StopReason.BOUND if first == "recall" else StopReason.NOTICE
+        if self._is_at_planned_end(step):
+            return StopReason.BOUND
+        is_near = self._time_left.is_bound_near(
+            step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
+        )
+        return StopReason.BOUND if is_near else None
+
+    @property
+    def seconds_to_bound(self) -> float:
+        """Seconds to the attempt's bound; infinite if there is no bound."""
+        left = self._time_left.bound_seconds_left
+        return math.inf if left is None else left
+
+    def seconds_to_planned_end(self) -> float | None:
+        """Seconds to the planned end at the measured pace; None if the goal comes first or the pace is unknown."""
+        plan, progress, step_seconds = self._plan, self._progress, self._pace.step_seconds
+        if step_seconds is None:
+            return None
+        ends = [self._time_left.bound_seconds_left]
+        if plan.stop_at_step is not None:
+            ends.append((plan.stop_at_step - progress.step) * step_seconds)
+        if plan.stop_at_epoch is not None:
+            ends.append(self._live.steps_to_epoch(plan.stop_at_epoch) * step_seconds)
+        nearest = min((end for end in ends if end is not None), default=None)
+        goal = (self._spec.steps - progress.step) * step_seconds
+        return max(nearest, 0.0) if nearest is not None and nearest < goal else None
+
+    def _is_at_planned_end(self, step: int) -> bool:
+        plan = self._plan
+        if plan.stop_at_step is not None and step >= plan.stop_at_step:
+            return True
+        return plan.stop_at_epoch is not None and self._live.epoch >= plan.stop_at_epoch
+
+
+class NoticeResponse:
+    """The leader's reaction to hints and to the notice that ends the attempt. On other ranks it does nothing."""
+
+    def __init__(self, context: AttemptContext, live: Workload, saving: Saving) -> None:
+        self._board, self._is_leader = context.board, context.ranks.is_leader
+        self._progress, self._saving = live.progress, saving
+        self._hook = NoticeHook(live.on_notice, components=live.components)
+
+    def follow_hints(self) -> None:
+        """For each new hint, request a save at the next safe point. Training continues."""
+        for hint in self._board.take_hints() if self._is_leader else ():
+            log.info("hint received kind=%s step=%d", hint.kind, self._progress.step)
+            self._saving.request()
+            self._hook.call(hint, limit_seconds=hook_seconds(self._board.seconds_left(), None))
+
+    def call_hook(self) -> None:
+        """Call the recipe's `on_notice` before the last save, if there is a notice and enough time."""
+        notice, left = self._board.read(), self._board.seconds_left()
+        if notice is None or left is None or not self._is_leader:
+            return
+        has_work = self._progress.step > self._saving.schedule.saved_step
+        last_save = self._saving.in_flight.on_notice(seconds_left=left) if has_work else None
+        self._hook.call(notice, limit_seconds=hook_seconds(left, last_save))
+
+    def is_worth_saving(self) -> bool:
+        """Whether the last save fits into the time until the preemption."""
+        nearest = self._board.nearest()
+        if nearest is None or not self._is_leader:
+            return True
+        kind, left = nearest
+        decision = self._saving.in_flight.on_notice(seconds_left=left)
+        log.info("notice received kind=%s seconds_left=%.1f decision=%s", kind, left, decision.reason)
+        return decision.save
+
 
 _LEAST_QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.02, 0.2
 _QUIET_SHARE = 0.02

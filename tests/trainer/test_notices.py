@@ -18,7 +18,7 @@ from segue.runlog.entries import ReportEntry
 from segue.runlog.history import read_history
 from segue.testing.faulty_store import FaultyStore
 from segue.trainer.attempt import run_attempt
-from segue.trainer.stopping import hook_seconds
+from segue.trainer.safe_points import hook_seconds
 from tests.recipes import noticing
 
 NOTICING = "tests.recipes.noticing:build"

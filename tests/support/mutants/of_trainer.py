@@ -43,7 +43,7 @@ MUTANTS = (
         (("        self.delayed += not self._is_delaying", "        self.delayed += 1"),),
     ),
     Mutants(
-        "segue/trainer/stopping.py",
+        "segue/trainer/safe_points.py",
         (f"{_ENDINGS}::test_a_recall_through_the_store_commits_and_ends_as_bound",),
         (
             (
@@ -53,12 +53,12 @@ MUTANTS = (
         ),
     ),
     Mutants(
-        "segue/trainer/stopping.py",
+        "segue/trainer/safe_points.py",
         (f"{_ENDINGS}::test_an_attempt_stops_before_its_wall_clock_bound",),
         (("        return StopReason.BOUND if is_near else None", "        return None"),),
     ),
     Mutants(
-        "segue/trainer/stopping.py",
+        "segue/trainer/safe_points.py",
         ("tests/trainer/test_planned_ends.py",),
         (
             (
