@@ -20,8 +20,7 @@ from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.replays.opinion import SecondOpinion
 from segue.trainer.resuming.comparison import Terms
 from segue.trainer.resuming.found import CheckpointSource, Found
-from segue.trainer.resuming.judge import Judge
-from segue.trainer.resuming.phases import Judged, Replaying
+from segue.trainer.resuming.judge import Judge, Judged, Replaying
 from segue.trainer.resuming.state_check import StateCheck, changed_by_another_hand
 from segue.trainer.workloads.components import Component
 

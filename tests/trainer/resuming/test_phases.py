@@ -19,7 +19,7 @@ from segue.runlog.log import RunLog
 from segue.stores import LocalStore
 from segue.trainer.resuming.comparison import Comparison, RestoredState
 from segue.trainer.resuming.found import Found
-from segue.trainer.resuming.phases import Replaying, may_be_noise
+from segue.trainer.resuming.judge import Replaying, may_be_noise
 from segue.trainer.resuming.resume import Resume
 
 STATE = Digests(components={"model": "1", "optimizer": "2"}, tensors={})
