@@ -22,7 +22,7 @@ from segue.records import Environment
 from segue.runlog.history import History
 from segue.spec import RunSpec
 from segue.trainer.ranks.group import local_rank_count
-from segue.user_objects.packages import imported_packages
+from segue.user_objects.users_files import imported_packages
 
 log = logging.getLogger(__name__)
 

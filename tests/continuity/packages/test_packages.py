@@ -9,8 +9,8 @@ import pytest
 
 from segue.records import Environment, VerdictKind
 from segue.runlog.history import read_history
-from segue.user_objects import packages
-from segue.user_objects.packages import imported_packages
+from segue.user_objects import users_files
+from segue.user_objects.users_files import imported_packages
 from tests.continuity.packages.packaged import install
 
 
@@ -76,7 +76,7 @@ def test_an_import_anywhere_in_a_file_of_the_user_counts(line, tmp_path, monkeyp
     file.write_text(line)
     module = type(sys)("mine")
     module.__file__ = str(file)
-    monkeypatch.setattr(packages, "_files_of_the_user", lambda: [str(file)])
+    monkeypatch.setattr(users_files, "_files_of_the_user", lambda: [str(file)])
     assert imported_packages() == {"numpy": metadata.version("numpy")}
 
 
@@ -85,7 +85,7 @@ def test_a_package_with_another_name_than_its_module_is_found_and_what_is_not_lo
 
     file = tmp_path / "mine.py"
     file.write_text("import yaml, json, torch, segue, nowhere_at_all\nfrom . import own\nfrom mine import x\n")
-    monkeypatch.setattr(packages, "_files_of_the_user", lambda: [str(file), str(tmp_path / "gone.py")])
+    monkeypatch.setattr(users_files, "_files_of_the_user", lambda: [str(file), str(tmp_path / "gone.py")])
     assert imported_packages() == {"yaml": yaml.__version__}
 
 
