@@ -22,8 +22,7 @@ from segue.policy.save_interval import Life
 from segue.records import Finding
 from segue.trainer.health.activity import Activity
 from segue.trainer.process.context import AttemptContext
-from segue.trainer.save_schedule import SaveSchedule
-from segue.trainer.saves_in_flight import SavesInFlight
+from segue.trainer.save_schedule import SaveSchedule, SavesInFlight
 from segue.trainer.step_records import StepRecords
 from segue.trainer.workloads.base import Workload
 from segue.trainer.workloads.components import ModelState, OptimizerState

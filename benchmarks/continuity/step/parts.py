@@ -28,7 +28,7 @@ from segue.runlog.entries import SealEntry, encode
 from segue.spec import RunSpec
 from segue.trainer.health.activity import Activity
 from segue.trainer.safe_points import SafePoints
-from segue.trainer.saves_in_flight import SavesInFlight
+from segue.trainer.save_schedule import SavesInFlight
 from segue.trainer.time_left import Pace
 from segue.trainer.workloads import live_recipe
 from segue.trainer.workloads.live_recipe import LiveRecipe

@@ -27,7 +27,7 @@ MUTANTS = (
         ),
     ),
     Mutants(
-        "segue/trainer/saves_in_flight.py",
+        "segue/trainer/save_schedule.py",
         (_SAVING,),
         (
             ("        if waiting > (allowed / 2 if trouble else", "        if waiting > (allowed / 2 if False else"),

@@ -10,7 +10,7 @@ from segue.checkpoints.saving.committer import Committed
 from segue.errors import WorkAtRiskError
 from segue.records import CheckpointRef
 from segue.testing.clock import FakeClock
-from segue.trainer.saves_in_flight import SavesInFlight
+from segue.trainer.save_schedule import SavesInFlight
 
 
 class Attempt:
