@@ -13,8 +13,7 @@ from typing import Protocol
 
 import torch
 
-from segue.checkpoints.saving.gathering import Pair, gathered
-from segue.checkpoints.saving.within_device import DeviceRoom, is_short, room_on
+from segue.checkpoints.saving.gathering import DeviceRoom, Pair, gathered, is_short, room_on
 from segue.clock import SystemClock
 
 log = logging.getLogger(__name__)
