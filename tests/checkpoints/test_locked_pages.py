@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from segue.checkpoints.saving import accelerator as module
-from segue.checkpoints.saving import within_device
+from segue.checkpoints.saving import gathering
 from segue.checkpoints.saving.accelerator import TorchAccelerator
 from segue.checkpoints.saving.staging import StagingArea
 from tests.checkpoints.test_staging import ODD, assert_holds, tree_of
@@ -111,7 +111,7 @@ class Kept(OnCuda):
     """Has room for a copy, and copies to the host as late as it may."""
 
     def room_for(self, pairs):
-        room = within_device.room_on(torch.device("cpu"), [view for view, _ in pairs], range(len(pairs)))
+        room = gathering.room_on(torch.device("cpu"), [view for view, _ in pairs], range(len(pairs)))
         return SimpleNamespace(copy=lambda live: (room.fill(live), [Late(lambda: self._copy(room.moves))])[1])
 
 
@@ -124,7 +124,7 @@ class Late:
 
 
 def test_what_is_kept_on_the_device_is_the_state_of_the_safe_point(cudart, monkeypatch):
-    monkeypatch.setattr(within_device, "memory_on", lambda device, size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(gathering, "memory_on", lambda device, size: torch.empty(size, dtype=torch.uint8))
     live = {name: each.detach().clone() for name, each in ODD.items() if name != "overlapping itself"}
     live["large"] = torch.randn(3 * PIECE)
     area = StagingArea(accelerator=Kept())

@@ -42,8 +42,15 @@ from segue.continuity.untracked.parts import (
     within_module,
     within_object,
 )
-from segue.continuity.untracked.place import Get, Leaf, ValuePlace, fetched
-from segue.continuity.untracked.scope import is_variable_of, name_of_definition, names_rebound
+from segue.continuity.untracked.place import (
+    Get,
+    Leaf,
+    ValuePlace,
+    fetched,
+    is_variable_of,
+    name_of_definition,
+    names_rebound,
+)
 from segue.user_objects.variables import Variables
 
 log = logging.getLogger(__name__)

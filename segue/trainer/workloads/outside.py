@@ -17,9 +17,8 @@ from segue.continuity.live_tree import parts_held
 from segue.continuity.naming import PROCESS
 from segue.continuity.recipe_diff import HYPERPARAMETERS, MACHINE, MODEL, SURROUNDINGS, UNTRACKED, VALUES
 from segue.continuity.untracked.marks import Mark, mark_of
-from segue.continuity.untracked.place import Leaf
+from segue.continuity.untracked.place import Leaf, name_of_definition
 from segue.continuity.untracked.reach import Reach
-from segue.continuity.untracked.scope import name_of_definition
 from segue.continuity.untracked.value_watch import Watch
 from segue.data.sampled import has_own_sampler
 from segue.recipe import Recipe
