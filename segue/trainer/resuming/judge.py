@@ -75,7 +75,6 @@ class Judged:
     """The phase after the verdict."""
 
     parent: CheckpointRef
-    verdict: Verdict
 
 
 def may_be_noise(verdict: Verdict) -> bool:

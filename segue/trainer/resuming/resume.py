@@ -78,11 +78,6 @@ class Resume:
         return isinstance(self._phase, Replaying) and self._phase.is_undecided
 
     @property
-    def verdict(self) -> Verdict | None:
-        """The verdict; None before it is reached."""
-        return self._phase.verdict if isinstance(self._phase, Judged) else None
-
-    @property
     def stored(self) -> Collection[str]:
         """Names of the components that can be restored."""
         return self._phase.stored if isinstance(self._phase, Found) else ()
@@ -222,7 +217,7 @@ class Resume:
                 "attempt judges it"
             )
             return
-        self._phase = Judged(phase.parent, verdict)
+        self._phase = Judged(phase.parent)
         self._judge.record(verdict, phase)
         _say(verdict, step=phase.parent.step)
 
