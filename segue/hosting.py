@@ -172,7 +172,7 @@ class Bare:
         return SimpleNamespace(**values)
 
     def evaluating(self) -> AbstractContextManager[None]:
-        from segue.data.global_streams import streams_kept
+        from segue.data.streams import streams_kept
 
         return streams_kept()
 

@@ -18,7 +18,7 @@ from benchmarks.continuity.tasks import workplace
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next, open_run
-from segue.data.global_streams import seed_all
+from segue.data.streams import seed_all
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
 from segue.spec import RunSpec

@@ -24,7 +24,7 @@ from benchmarks.continuity.step.stepwise import WITNESS_STEPS, Step, StepKind, a
 from benchmarks.continuity.tasks import workplace
 from benchmarks.continuity.trial import RUN_ID, spec_of
 from segue.checkpoints.format.snapshot import digest, take
-from segue.data.global_streams import seed_all
+from segue.data.streams import seed_all
 from segue.recipe import Recipe
 from segue.records import Heartbeat, WitnessRow
 from segue.reports.console import show_json

@@ -29,7 +29,7 @@ from benchmarks.continuity.faults import (
     without,
 )
 from benchmarks.continuity.recipes import equal_pair
-from segue.data.global_streams import seed_all
+from segue.data.streams import seed_all
 
 
 def _draw_from(stream: str) -> Callable[[Live], None]:

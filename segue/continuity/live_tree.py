@@ -22,8 +22,8 @@ import torch
 from segue.checkpoints.format.collections import Fields, is_frame
 from segue.checkpoints.format.constants import CONSTANTS
 from segue.continuity.iterators import draw_until, is_iterator, position_of
-from segue.continuity.object_walk import PLAIN, STREAMS, attributes_of
-from segue.continuity.streams import set_state_of_stream, state_of_stream
+from segue.continuity.object_walk import PLAIN, attributes_of
+from segue.data.streams import STREAMS, set_state_of_stream, state_of_stream
 from segue.errors import UnsupportedStateError
 from segue.user_objects import has
 from segue.user_objects.variables import CODE, Variables, is_registrable, is_users_class

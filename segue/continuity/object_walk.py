@@ -10,7 +10,6 @@ import inspect
 import io
 import logging
 import os
-import random
 import re
 import threading
 import types
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from segue.data.streams import STREAMS
 from segue.user_objects import default_arguments
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,6 @@ PLAIN = (bool, int, float, str, bytes, type(None))
 LONG_ITEMS = 256
 """A sequence with more items than this is one leaf, because it contains data and not settings."""
 
-STREAMS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-"""The types of random number generators."""
 _DEEPEST = 8
 _MOST_OBJECTS = 20_000
 _SKIPPED = (

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, get_worker_info
 
-from segue.data.global_streams import seed_all
 from segue.data.order import Ids, SampleOrder, mix
 from segue.data.sampled import Draws, SampledOrder, has_own_sampler
+from segue.data.streams import seed_all
 from segue.data.workers import Loader
 from segue.errors import RecipeError
 from segue.records import Skip

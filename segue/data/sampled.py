@@ -7,7 +7,6 @@ order in every attempt, and a run can be resumed at any position. The order of o
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,8 +20,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from segue.data.global_streams import seed_all, streams_kept
 from segue.data.order import Ids, SampleOrder, mix
+from segue.data.streams import STREAMS, seed_all, set_state_of_stream, state_of_stream, streams_kept
 from segue.errors import RecipeError
 from segue.user_objects import attribute, has
 
@@ -154,7 +153,7 @@ def has_own_sampler(loader: DataLoader[Any]) -> bool:
 def _generators(sampler: Any, depth: int = 4) -> Iterator[Any]:
     """The random generators of a sampler and of the samplers in it."""
     for value in attribute(sampler, "__dict__", {}).values():
-        if isinstance(value, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)):
+        if isinstance(value, STREAMS):
             yield value
         elif isinstance(value, (Sampler, BatchSampler)) and depth:
             yield from _generators(value, depth - 1)
@@ -168,28 +167,13 @@ def _seeded(generators: Iterable[Any], seed: int) -> Iterator[None]:
     """
     before: list[tuple[Any, Any]] = []
     for number, generator in enumerate(generators):
-        before.append((generator, _state_of(generator)))
+        before.append((generator, state_of_stream(generator)))
         _seed(generator, (seed + number) & _MOST_SEED)
     try:
         yield
     finally:
         for generator, state in before:
-            _restore(generator, state)
-
-
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    return generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.get_state()
-
-
-def _restore(generator: Any, state: Any) -> None:
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state)
+            set_state_of_stream(generator, state)
 
 
 def _seed(generator: Any, seed: int) -> None:

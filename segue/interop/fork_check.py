@@ -7,7 +7,7 @@ from typing import Any
 
 from segue.checkpoints.format.snapshot import digest, take
 from segue.continuity.verdict import digest_findings
-from segue.data.global_streams import seed_all, streams_kept
+from segue.data.streams import seed_all, streams_kept
 from segue.errors import ForkMismatchError
 from segue.interop.initial_state import built
 from segue.recipe import import_build

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from segue.data.config import config_with_data
-from segue.data.global_streams import seed_all
 from segue.data.loader import Feed
+from segue.data.streams import seed_all
 from segue.errors import RecipeError
 from segue.interop.first_checkpoint import FirstCheckpoint
 from segue.interop.weights_file import Fit, fit_into, read_weights

@@ -18,8 +18,8 @@ from segue.checkpoints.saving.save_job import Author
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import ProcessWriter, ShardWriter, wait_for_writer
 from segue.clock import Clock
-from segue.data.global_streams import seed_all
 from segue.data.loader import stream_seed
+from segue.data.streams import seed_all
 from segue.errors import (
     FencedError,
     MachineError,

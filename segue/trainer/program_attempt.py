@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from segue.data.config import config_for_processes, config_with_data
-from segue.data.global_streams import seed_all
 from segue.data.loader import stream_seed
+from segue.data.streams import seed_all
 from segue.errors import RanksChangedError, SessionError
 from segue.hosting import hosted
 from segue.records import SegmentReport

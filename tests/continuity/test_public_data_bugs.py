@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from segue.continuity.fingerprints import input_fingerprint
-from segue.data.global_streams import seed_all
 from segue.data.loader import Feed
+from segue.data.streams import seed_all
 
 COUNT, BATCH_SIZE, SEEN = 64, 8, 3
 """Samples, samples a batch, and batches that were trained on before the resume."""

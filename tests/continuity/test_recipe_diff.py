@@ -22,8 +22,8 @@ from segue.continuity.recipe_diff import (
     differences,
     setup_changes,
 )
-from segue.data.global_streams import seed_all
 from segue.data.loader import Feed
+from segue.data.streams import seed_all
 from segue.recipe import Recipe
 from segue.testing.recipes import tiny
 from segue.trainer.workloads.components import Progress

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint
-from segue.data.global_streams import seed_all
 from segue.data.loader import Feed
+from segue.data.streams import seed_all
 from segue.errors import RecipeError
 from segue.records import Skip
 

@@ -20,8 +20,8 @@ from torch.utils.data import (
 )
 
 from segue.continuity.fingerprints import input_fingerprint
-from segue.data.global_streams import seed_all
 from segue.data.loader import Feed
+from segue.data.streams import seed_all
 from segue.errors import RecipeError
 
 DATA = TensorDataset(torch.arange(50).float())

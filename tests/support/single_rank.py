@@ -9,8 +9,8 @@ import torch
 
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.continuity.fingerprints import batch_fingerprint
-from segue.data.global_streams import seed_all
 from segue.data.loader import Feed
+from segue.data.streams import seed_all
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.trainer.workloads.steps.step import do_step

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import segue
-from segue.data.global_streams import seed_all
+from segue.data.streams import seed_all
 from segue.errors import LossError, RecipeError
 from segue.integrations.mlflow_model import save_model
 from segue.recipe_check import built_recipe

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import segue
-from segue.data.global_streams import seed_all
+from segue.data.streams import seed_all
 from segue.errors import RecipeError
 from segue.recipe import EarlyStop, Recipe
 from segue.recipe_check import built_recipe

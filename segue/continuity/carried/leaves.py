@@ -15,8 +15,8 @@ from segue.continuity.carried.flows import Flows, Spot
 from segue.continuity.carried.reading import flows_of
 from segue.continuity.carried.source import MODULE
 from segue.continuity.iterators import is_iterator
-from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, ValuePlace
+from segue.data.streams import STREAMS
 
 _OF_CODE = ("closure variable", MODULE_VARIABLE, "default argument", "function attribute", "class attribute")
 """The kinds of places whose names appear in the code that was read."""

@@ -16,10 +16,10 @@ from segue.checkpoints.format.state_tree import encode_tree
 from segue.continuity.iterators import is_iterator
 from segue.continuity.live_tree import parts_held, tree_of
 from segue.continuity.naming import REACHED_FROM, UNREGISTERED
-from segue.continuity.object_walk import STREAMS
 from segue.continuity.recipe_diff import SURROUNDINGS
 from segue.continuity.untracked.marks import Mark
 from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, ValuePlace, fetched
+from segue.data.streams import STREAMS
 from segue.records import Finding
 from segue.user_objects import attribute, has
 from segue.user_objects.variables import CODE, is_registrable

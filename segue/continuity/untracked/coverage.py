@@ -18,10 +18,9 @@ import torch
 from segue.checkpoints.format.collections import Fields
 from segue.checkpoints.format.dtensor import local_tensor
 from segue.continuity.iterators import position_of
-from segue.continuity.object_walk import STREAMS
-from segue.continuity.streams import state_of_stream
 from segue.continuity.untracked.marks import ARRAYS, UNREADABLE, Mark, is_table, mark_of
 from segue.continuity.untracked.place import Leaf
+from segue.data.streams import STREAMS, state_of_stream
 
 _MOST_ITEMS = 10_000
 

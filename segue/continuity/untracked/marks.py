@@ -24,8 +24,8 @@ from segue.checkpoints.format.constants import CONSTANTS
 from segue.checkpoints.format.dtensor import local_tensor
 from segue.checkpoints.format.snapshot import raw_bytes
 from segue.continuity.iterators import is_iterator, position_of
-from segue.continuity.object_walk import PLAIN, STREAMS
-from segue.continuity.streams import state_of_stream
+from segue.continuity.object_walk import PLAIN
+from segue.data.streams import STREAMS, state_of_stream
 
 Mark = bool | int | float | str | None
 """The mark is a plain value itself, or the hash of a larger value."""

@@ -26,7 +26,7 @@ from torch import nn
 
 from segue.continuity.code_hash import codes_of, is_users, is_users_module
 from segue.continuity.iterators import is_iterator
-from segue.continuity.object_walk import PLAIN, STREAMS
+from segue.continuity.object_walk import PLAIN
 from segue.continuity.untracked.marks import ARRAYS, is_table
 from segue.continuity.untracked.parts import (
     attribute,
@@ -51,6 +51,7 @@ from segue.continuity.untracked.place import (
     name_of_definition,
     names_rebound,
 )
+from segue.data.streams import STREAMS
 from segue.user_objects.variables import Variables
 
 log = logging.getLogger(__name__)

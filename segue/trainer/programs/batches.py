@@ -10,9 +10,9 @@ import numpy as np
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from segue.data.global_streams import streams_kept
 from segue.data.order import Ids
 from segue.data.passes import Drawn, LoaderPasses, Passes, RepeatedPasses
+from segue.data.streams import streams_kept
 from segue.errors import SessionError
 from segue.recipe import Stateful
 from segue.trainer.programs.sampler_state import streams_and_counters

@@ -19,9 +19,9 @@ from segue.continuity.carried.leaves import UseOfLeaves
 from segue.continuity.code_hash import is_users
 from segue.continuity.live_tree import parts_held
 from segue.continuity.naming import CARRIED, PROCESS, UNREAD, UNREGISTERED
-from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.reach import Reach
 from segue.credentials import redacted
+from segue.data.streams import STREAMS
 from segue.records import Finding
 from segue.trainer.programs.carried_values import COLLECTIONS, is_data, looked_at, namespaces_of
 from segue.trainer.programs.loop_values import LoopValues, flows_of_program, frames_of_the_user, name_of_session

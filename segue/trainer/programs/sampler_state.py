@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-from segue.continuity.object_walk import STREAMS
+from segue.data.streams import STREAMS
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.workloads.components import Component
 from segue.trainer.workloads.state import rng_components

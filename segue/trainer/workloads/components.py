@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from segue.checkpoints.format.dtensor import is_sharded, placed_like, wholly_read
 from segue.checkpoints.format.state_tree import is_storable
-from segue.continuity.streams import set_state_of_stream, state_of_stream
+from segue.data.streams import set_state_of_stream, state_of_stream
 from segue.recipe import Stateful
 from segue.trainer.workloads import buffers
 

@@ -21,8 +21,8 @@ from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
 from segue.curves.schema import NO_METRICS
 from segue.data.config import config_with_data
-from segue.data.global_streams import seed_all
 from segue.data.loader import Feed, Group, grouped
+from segue.data.streams import seed_all
 from segue.errors import RecipeError
 from segue.recipe import import_build
 from segue.recipe_check import built_recipe

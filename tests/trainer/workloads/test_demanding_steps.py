@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from segue.data.global_streams import seed_all
+from segue.data.streams import seed_all
 from segue.errors import RecipeError
 from segue.recipe_check import built_recipe
 from segue.trainer.ranks.ddp import total_norm

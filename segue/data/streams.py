@@ -1,0 +1,59 @@
+"""Reads, sets, keeps and seeds the state of random number generators of torch, NumPy and Python."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+STREAMS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+"""The kinds of random number generators."""
+
+
+def state_of_stream(stream: Any) -> Any:
+    """The state of a random number generator of torch, NumPy or Python, as data."""
+    if isinstance(stream, torch.Generator):
+        return stream.get_state()
+    if isinstance(stream, np.random.Generator):
+        return stream.bit_generator.state
+    if isinstance(stream, np.random.RandomState):
+        return stream.get_state(legacy=False)
+    version, words, gauss = stream.getstate()
+    return {"version": version, "words": np.array(words, np.int64), "gauss": gauss}
+
+
+def set_state_of_stream(stream: Any, state: Any) -> None:
+    """Set the state of a generator to a result of `state_of_stream` for the same kind of generator."""
+    if isinstance(stream, (torch.Generator, np.random.RandomState)):
+        stream.set_state(state)
+    elif isinstance(stream, np.random.Generator):
+        stream.bit_generator.state = state
+    else:
+        stream.setstate((state["version"], tuple(int(word) for word in state["words"]), state["gauss"]))
+
+
+@contextmanager
+def streams_kept() -> Iterator[None]:
+    """A block after which the global random streams are restored, including the streams of CUDA devices in use."""
+    numbers = np.random.get_state(legacy=False)
+    python, cpu = random.getstate(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        np.random.set_state(numbers)
+        random.setstate(python)
+        torch.set_rng_state(cpu)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+def seed_all(seed: int) -> None:
+    """Seed every global random stream that a training script is likely to use."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
