@@ -27,6 +27,7 @@ from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
 from segue.trainer.health.failures import failure_of, stop_reason, without_traceback
+from segue.trainer.health.watchdog import Captured
 from segue.trainer.process.context import AttemptContext
 from segue.trainer.safe_points import StopRule
 from segue.trainer.saving import Saving
@@ -137,7 +138,7 @@ class AttemptReporter:
         return attempt.commits[-1] if attempt is not None and attempt.commits else None
 
 
-class CapturedWork:
+class CapturedWork(Captured):
     """The captured state of an attempt, for the watchdog. The watchdog may end an attempt while the training thread
     runs the user's code."""
 

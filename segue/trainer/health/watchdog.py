@@ -57,31 +57,20 @@ Report = Callable[[StopReason, CodeFailure | None, str | None], object]
 """A function that writes the attempt's report."""
 
 
-class Captured(Protocol):
-    """State of the attempt that was captured, so that another thread can commit it while the training thread is
-    busy."""
+class Captured:
+    """State of the attempt that was captured, so that another thread can commit it while the training thread is busy.
+    Before the first step, nothing is captured."""
 
     @property
     def is_all(self) -> bool:
         """Whether all work so far would survive the end of the attempt."""
+        return True
 
     def commit(self, limit_seconds: float) -> None:
         """Let the writer commit the captured state, and wait for the commit for at most `limit_seconds`."""
 
     def release(self) -> None:
         """Let the pending save be committed without its metric. Returns immediately."""
-
-
-class Nothing:
-    """The captured state before the first step, which is empty."""
-
-    is_all = True
-
-    def commit(self, limit_seconds: float) -> None:
-        return
-
-    def release(self) -> None:
-        return
 
 
 class Peers(Protocol):
@@ -128,7 +117,7 @@ class Watchdog:
         """`report` writes the attempt's report; `leave` is called with the exit code just before the process ends."""
         self._spec, self._activity, self._board = spec, activity, board
         self.report = report
-        self.captured: Captured = Nothing()
+        self.captured = Captured()
         self._group, self._leave = group, leave
         self._parent = Parent()
         self._stop = threading.Event()
