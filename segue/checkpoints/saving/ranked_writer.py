@@ -27,7 +27,7 @@ class Notes(Protocol):
     def get(self, key: str) -> str | None: ...
 
 
-class RankedWriter:
+class RankedWriter(ShardWriter):
     """A shard writer that returns the result of its own rank. On rank 0, it returns the merged result of all ranks."""
 
     def __init__(self, inner: ShardWriter, *, rank: int, count: int, notes: Notes) -> None:

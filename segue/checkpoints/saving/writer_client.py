@@ -50,7 +50,7 @@ class ShardWriter(Protocol):
         Raises:
             WriterDiedError: the writer process ended before it was ready.
         """
-        ...
+        return
 
     def remember(self, step: int, base: Base) -> None:
         """Add a base for saves whose `base_step` is `step`. Another process wrote the checkpoint of this base."""
@@ -70,19 +70,19 @@ class ShardWriter(Protocol):
         ...
 
     def give_up(self, step: int) -> None:
-        """Report to other ranks that nothing will be written for this step."""
-        ...
+        """Report to other ranks that nothing will be written for this step. A writer of one rank does nothing."""
+        return
 
     def stop_waiting(self) -> None:
-        """Stop waiting for other ranks."""
-        ...
+        """Stop waiting for other ranks. A writer of one rank does nothing."""
+        return
 
     def close(self) -> None:
         """End the writer. A write that is in progress is abandoned."""
-        ...
+        return
 
 
-class InlineWriter:
+class InlineWriter(ShardWriter):
     """Writes in the calling thread.
 
     It is used for a store that exists only in this process, and for short-lived tools.
@@ -91,9 +91,6 @@ class InlineWriter:
     def __init__(self, tiers: Sequence[Store], *, rank: int = 0) -> None:
         self._tiers, self._rank = tiers, rank
         self._bases = Bases()
-
-    def wait_until_ready(self) -> None:
-        return
 
     def remember(self, step: int, base: Base) -> None:
         self._bases.keep(step, base)
@@ -113,17 +110,8 @@ class InlineWriter:
         self._bases.keep(save.step, base)
         return written
 
-    def give_up(self, step: int) -> None:
-        return
 
-    def stop_waiting(self) -> None:
-        return
-
-    def close(self) -> None:
-        return
-
-
-class ProcessWriter:
+class ProcessWriter(ShardWriter):
     """Writes in a separate process."""
 
     def __init__(self, stores: Sequence[StoreSpec], *, rank: int = 0) -> None:
@@ -184,12 +172,6 @@ class ProcessWriter:
         if message is None or message.head["kind"] != "ready":
             raise self._died("it ended" if message is None else message.head["why"])
         self._is_ready = True
-
-    def give_up(self, step: int) -> None:
-        return
-
-    def stop_waiting(self) -> None:
-        return
 
     def close(self) -> None:
         self._closed.set()
