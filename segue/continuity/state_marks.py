@@ -55,15 +55,6 @@ def begin_marks(parts: Mapping[str, Any]) -> Marks:
     return lambda: {name: finish() for name, finish in begun.items()}
 
 
-def mark_of(tree: Any) -> StateMark:
-    """Return the mark of one state tree.
-
-    Raises:
-        UnsupportedStateError: the tree contains a value that cannot be stored.
-    """
-    return _begin(tree)()
-
-
 def _begin(tree: Any) -> Callable[[], StateMark]:
     tensors: dict[str, torch.Tensor] = {}
     skeleton = encode_tree(tree, path="", tensors=tensors)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from segue.continuity.state_marks import WHOLE_ELEMENTS, mark_of, state_marks
+from segue.continuity.state_marks import WHOLE_ELEMENTS, state_marks
 
 TREE = {
     "weight": torch.arange(6.0),
@@ -20,6 +20,10 @@ TREE = {
     "list": [1, 2.5],
     4: {"b": np.arange(3.0), "flag": True},
 }
+
+
+def mark_of(tree):
+    return state_marks({"": tree})[""]
 
 
 def changed(change):
