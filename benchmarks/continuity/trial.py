@@ -34,7 +34,7 @@ from segue.trainer.resuming.resume import Resume
 from segue.trainer.workloads import live_recipe
 from segue.trainer.workloads.components import Component, Progress
 from segue.trainer.workloads.state import capture
-from segue.trainer.workloads.steps.step import do_step
+from segue.trainer.workloads.steps.step import begin_step
 
 RUN_ID = "run"
 _STEPS = 1_000_000
@@ -266,7 +266,7 @@ def _go_on(recipe: Recipe, feed: Feed, watched: Watched, *, seen: Progress, unti
     batches = feed.batches(seen.samples_seen)
     for step in range(seen.step + 1, until_step + 1):
         try:
-            watched.losses[step] = do_step(recipe, [next(batches).content], step=step).outcome.loss
+            watched.losses[step] = begin_step(recipe, [next(batches).content], step=step).read().outcome.loss
         except Exception:
             watched.losses[step] = math.nan  # A traceback is not overlooked.
             return

@@ -19,7 +19,7 @@ from segue.recipe_check import built_recipe
 from segue.records import StopReason
 from segue.trainer.health.failures import failure_of, stop_reason
 from segue.trainer.programs.tracked import components_of_object
-from segue.trainer.workloads.steps.step import do_step
+from segue.trainer.workloads.steps.step import begin_step
 from tests.trainer.workloads.interrupted import assert_exact, killed_once, undisturbed
 
 ROWS = 4
@@ -224,7 +224,7 @@ def test_as_a_loss_it_is_refused_and_its_function_is_named():
     recipe.loss = HostileLoss()
     recipe.loss.__class__ = type("Returns", (HostileLoss,), {"__call__": lambda self, model, batch: Hostile()})
     with pytest.raises(Exception, match=r"Recipe.loss returned a Hostile; a step needs a scalar tensor"):
-        do_step(recipe, [{"x": torch.zeros(2, 4)}], step=1)
+        begin_step(recipe, [{"x": torch.zeros(2, 4)}], step=1).read()
 
 
 def test_as_a_data_set_it_gives_its_samples_one_by_one():

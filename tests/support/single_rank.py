@@ -13,7 +13,7 @@ from segue.data.loader import Feed
 from segue.data.streams import seed_all
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
-from segue.trainer.workloads.steps.step import do_step
+from segue.trainer.workloads.steps.step import begin_step
 from tests.recipes.ranked import even
 
 
@@ -31,7 +31,7 @@ def even_here(steps: int, **config: object) -> Done:
     feed = Feed(recipe.data, recipe="even", seed=0)
     marks = {}
     for step, batch in enumerate(itertools.islice(feed.batches(0), steps), start=1):
-        do_step(recipe, [batch.content], step=step)
+        begin_step(recipe, [batch.content], step=step).read()
         marks[step] = batch_fingerprint(batch.ids)
     return Done({name: p.detach() for name, p in recipe.model.named_parameters()}, marks)
 

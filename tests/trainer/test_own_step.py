@@ -17,7 +17,7 @@ from segue.integrations.mlflow_model import save_model
 from segue.recipe_check import built_recipe
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.trainer.workloads.steps.step import do_step
+from segue.trainer.workloads.steps.step import begin_step
 from tests.recipes.adversarial import adversarial
 from tests.support.final_states import state_at_end
 from tests.support.observers import stop_when_proven
@@ -109,13 +109,13 @@ def test_the_row_has_the_gradients_and_rates_that_each_update_used():
             lambda each, *_: seen.extend(p.grad.norm() for g in each.param_groups for p in g["params"])
         )
     updates = []
-    result = do_step(recipe, [a_batch(recipe)], step=1, before_update=lambda: updates.append(1))
+    result = begin_step(recipe, [a_batch(recipe)], step=1, before_update=lambda: updates.append(1)).read()
     assert result.outcome.grad_norm == pytest.approx(math.hypot(*map(float, seen)), rel=1e-6)
     assert result.outcome.lr == (0.01, 0.02)
     assert result.outcome.loss == pytest.approx(sum(result.parts.values()))
     assert len(updates) == 2, "one for each optimizer"
     for step in range(2, 9):
-        result = do_step(recipe, [a_batch(recipe)], step=step)
+        result = begin_step(recipe, [a_batch(recipe)], step=step).read()
     assert result.outcome.lr == (0.005, 0.01), "after seven steps both schedulers have halved"
 
 
@@ -137,7 +137,7 @@ def test_a_wrapped_optimizer_is_measured_where_it_is_updated():
         return loss
 
     recipe = dataclasses.replace(recipe, optimizer=Wrapper(optimizer), scheduler=None, step=step)
-    outcome = do_step(recipe, [a_batch(recipe)], step=1).outcome
+    outcome = begin_step(recipe, [a_batch(recipe)], step=1).read().outcome
     assert outcome.grad_norm > 0
     assert outcome.lr == (0.01,)
 
@@ -153,7 +153,7 @@ def test_a_wrapped_optimizer_is_measured_where_it_is_updated():
 )
 def test_a_step_may_return_tensors_or_numbers(value, loss, parts):
     recipe = built(step=lambda model, batch, optimizers: value, scheduler=None)
-    result = do_step(recipe, [a_batch(recipe)], step=1)
+    result = begin_step(recipe, [a_batch(recipe)], step=1).read()
     assert (result.outcome.loss, result.parts, result.outcome.grad_norm) == (loss, parts, 0.0)
 
 
@@ -164,7 +164,7 @@ def test_a_step_may_return_tensors_or_numbers(value, loss, parts):
 def test_a_step_that_returns_no_number_is_refused(value, said):
     recipe = built(step=lambda model, batch, optimizers: value)
     with pytest.raises(LossError) as refused:
-        do_step(recipe, [a_batch(recipe)], step=1)
+        begin_step(recipe, [a_batch(recipe)], step=1).read()
     assert said in str(refused.value)
     assert "Fix: return the loss of the step, or a dict of losses" in str(refused.value)
 

@@ -19,7 +19,7 @@ from segue.recipe_check import built_recipe
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.trainer.workloads.schedulers import refuse_short_schedules, warn_of_epochs
-from segue.trainer.workloads.steps.step import do_step
+from segue.trainer.workloads.steps.step import begin_step
 from tests.recipes.rich import BATCH, SAMPLES, rich
 from tests.support.final_states import state_at_end
 from tests.support.observers import stop_when_proven
@@ -113,7 +113,7 @@ def test_accumulated_batches_make_the_step_of_one_large_batch():
             data=DataLoader(TensorDataset(inputs), batch_size=8 // accumulate),
             loss=lambda model, batch: model(batch[0]).square().mean(),
         )
-        result = do_step(recipe, list(recipe.data), step=1)
+        result = begin_step(recipe, list(recipe.data), step=1).read()
         return result.outcome.loss, model.weight.detach()
 
     whole, split = stepped(accumulate=1), stepped(accumulate=4)
@@ -124,7 +124,7 @@ def test_accumulated_batches_make_the_step_of_one_large_batch():
 def test_functions_of_the_user_are_told_epochs_and_metrics():
     recipe = built_recipe(rich, {})
     assert recipe.gives_metrics
-    do_step(recipe, [next(iter(recipe.data))], step=1)
+    begin_step(recipe, [next(iter(recipe.data))], step=1).read()
     assert len(recipe.extra["seen"].values) == 1
     assert SAMPLES % BATCH  # The last batch of an epoch is short, or the tests above show less.
 

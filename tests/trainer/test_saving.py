@@ -44,7 +44,7 @@ from segue.trainer.health.activity import Activity
 from segue.trainer.saving import Saving
 from segue.trainer.workloads.components import Progress
 from segue.trainer.workloads.state import changed_by_optimizer, components_of
-from segue.trainer.workloads.steps.step import do_step
+from segue.trainer.workloads.steps.step import begin_step
 from tests.recipes.hard_to_copy import HABITS
 
 RISK = {"max_work_at_risk_seconds": 1800}
@@ -141,7 +141,7 @@ def test_a_save_is_finished_before_an_update_also_when_a_scaler_skips_it():
     recipe.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
     recipe.loss = lambda model, batch: 1e6 * inner(model, batch)
     recipe.optimizer.register_step_pre_hook(lambda *_: updated.append(True))
-    do_step(recipe, [next(iter(recipe.data))], step=1, before_update=lambda: waited.append(True))
+    begin_step(recipe, [next(iter(recipe.data))], step=1, before_update=lambda: waited.append(True)).read()
     assert (waited, updated) == ([True], [])
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from segue.errors import LossError
 from segue.recipe import Recipe
-from segue.trainer.workloads.steps.step import do_step
+from segue.trainer.workloads.steps.step import begin_step
 from segue.trainer.workloads.steps.step_result import sent, together
 
 STEPS = 20
@@ -55,7 +55,7 @@ def in_a_plain_loop(recipe: Recipe) -> list[torch.Tensor]:
 def in_segue(recipe: Recipe) -> list[torch.Tensor]:
     batches = list(recipe.data)
     for step in range(STEPS):
-        do_step(recipe, [batches[step % len(batches)]], step=step + 1)
+        begin_step(recipe, [batches[step % len(batches)]], step=step + 1).read()
     return weights(recipe)
 
 
@@ -72,10 +72,10 @@ def test_gradients_that_no_optimizer_clears_are_left_out_of_the_norm_because_a_r
         recipe = recipe_of(squares)
         recipe.optimizer.param_groups[0]["params"].pop()  # The last bias: its gradient grows with every step.
         batch = next(iter(recipe.data))
-        do_step(recipe, [batch], step=1)
+        begin_step(recipe, [batch], step=1).read()
         if resumed:
             recipe.model.zero_grad()
-        return do_step(recipe, [batch], step=2).outcome.grad_norm
+        return begin_step(recipe, [batch], step=2).read().outcome.grad_norm
 
     assert second_norm(resumed=False) == second_norm(resumed=True)
 
@@ -107,7 +107,7 @@ def test_a_loss_that_cannot_be_trained_on_is_refused_with_the_fix(loss, found, f
     recipe = recipe_of(loss)
     before = weights(recipe)
     with pytest.raises(LossError) as refused:
-        do_step(recipe, [next(iter(recipe.data))], step=1)
+        begin_step(recipe, [next(iter(recipe.data))], step=1).read()
     said = str(refused.value)
     assert said.startswith(f"Recipe.loss (tests/trainer/test_step.py, line {loss.__code__.co_firstlineno}) returned")
     assert f"returned {found}" in said
@@ -117,7 +117,7 @@ def test_a_loss_that_cannot_be_trained_on_is_refused_with_the_fix(loss, found, f
 
 def test_a_loss_of_one_element_is_accepted():
     recipe = recipe_of(lambda model, batch: squares(model, batch).reshape(1))
-    assert do_step(recipe, [next(iter(recipe.data))], step=1).outcome.loss > 0
+    assert begin_step(recipe, [next(iter(recipe.data))], step=1).read().outcome.loss > 0
 
 
 def test_numbers_that_are_read_together_keep_every_bit():

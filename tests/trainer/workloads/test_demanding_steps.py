@@ -12,7 +12,7 @@ from segue.data.streams import seed_all
 from segue.errors import RecipeError
 from segue.recipe_check import built_recipe
 from segue.trainer.ranks.ddp import total_norm
-from segue.trainer.workloads.steps.step import do_step
+from segue.trainer.workloads.steps.step import begin_step
 from tests.trainer.workloads.demanding import demanding
 from tests.trainer.workloads.interrupted import assert_exact, killed_once, undisturbed
 
@@ -47,7 +47,7 @@ def stepped(kind, *, clip=None, steps=12):
     seed_all(5)
     recipe = built_recipe(demanding, {"kind": kind, "clip": clip})
     batches = [batch for _ in range(2) for batch in recipe.data][:steps]
-    norms = [do_step(recipe, [batch], step=n + 1).outcome.grad_norm for n, batch in enumerate(batches)]
+    norms = [begin_step(recipe, [batch], step=n + 1).read().outcome.grad_norm for n, batch in enumerate(batches)]
     return norms, [parameter.detach().clone() for parameter in recipe.model.parameters()]
 
 
@@ -76,7 +76,7 @@ def test_an_overflow_of_scaled_sparse_gradients_skips_the_update():
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=1000)
     recipe = dataclasses.replace(recipe, scaler=scaler)
     before = [parameter.detach().clone() for parameter in recipe.model.parameters()]
-    do_step(recipe, [next(iter(recipe.data))], step=1)
+    begin_step(recipe, [next(iter(recipe.data))], step=1).read()
     assert all(map(torch.equal, before, recipe.model.parameters()))
     assert scaler.get_scale() == 2.0**126
 

@@ -13,7 +13,7 @@ from segue.errors import LossError
 from segue.recipe import Recipe
 from segue.trainer.ranks.ddp import bare, norm_and_clip, parameters_of
 from segue.trainer.workloads.steps.own_step import begin_own_step
-from segue.trainer.workloads.steps.step_result import Shown, StepBegun, StepResult, ended, rates_of, scale_of
+from segue.trainer.workloads.steps.step_result import Shown, StepBegun, ended, rates_of, scale_of
 from segue.user_objects import attribute, in_words
 from segue.user_objects.users_files import short_path
 
@@ -41,11 +41,6 @@ class ParameterOrder:
     def look_again(self) -> None:
         """Traverse the model again at the next step, because a resume from this step would also traverse it."""
         self._held, self._ordered = [], []
-
-
-def do_step(recipe: Recipe, batches: Sequence[Any], **options: Any) -> StepResult:
-    """Call `begin_step`, and wait for its result."""
-    return begin_step(recipe, batches, **options).read()
 
 
 def begin_step(
