@@ -21,10 +21,9 @@ from segue.checkpoints.format.layout import ShardLayout
 from segue.checkpoints.format.limits import refuse_too_large_index
 from segue.checkpoints.format.snapshot import as_json
 from segue.checkpoints.saving import ipc
-from segue.checkpoints.saving.incremental import Bases
 from segue.checkpoints.saving.ipc import StagingBuffer
 from segue.checkpoints.saving.staging import Staged
-from segue.checkpoints.saving.write import write_checkpoint
+from segue.checkpoints.saving.write import Bases, write_checkpoint
 from segue.checkpoints.saving.written import Save, Written
 from segue.errors import WriterDiedError
 from segue.spec import StoreSpec

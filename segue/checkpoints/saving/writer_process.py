@@ -22,8 +22,7 @@ from segue.checkpoints.format.gc_pause import paused_collector
 from segue.checkpoints.format.index import Base
 from segue.checkpoints.format.layout import Placed, ShardLayout, TensorSlice, TensorSpec
 from segue.checkpoints.saving import ipc
-from segue.checkpoints.saving.incremental import Bases
-from segue.checkpoints.saving.write import write_checkpoint
+from segue.checkpoints.saving.write import Bases, write_checkpoint
 from segue.checkpoints.saving.written import Save
 from segue.errors import SegueError
 from segue.process import Parent, end_with
