@@ -18,10 +18,9 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from segue.data.loader import samples_of
+from segue.data.loader import Loader, samples_of
 from segue.data.order import Ids, mix
 from segue.data.streams import seed_all
-from segue.data.workers import Loader
 
 _UNKNOWN = np.zeros(0, np.uint64)
 

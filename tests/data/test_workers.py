@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 from torch.utils.data._utils import signal_handling
 
-from segue.data.workers import Loader
+from segue.data.loader import Loader
 
 DATA = TensorDataset(torch.arange(8.0))
 NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -62,7 +62,7 @@ HOLDS = """
 import pathlib, sys, time
 import torch
 from torch.utils.data import Dataset
-from segue.data.workers import Loader
+from segue.data.loader import Loader
 
 
 class Stuck(Dataset):
