@@ -6,9 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from segue.errors import LostRecordError, NothingTrustedError
+from segue.records import CheckpointRef, SeenPools, SegmentReport
+from segue.runlog.entries import (
+    ClaimEntry,
+    CommitEntry,
+    DecisionEntry,
+    DrillEntry,
+    HandoverEntry,
+    LiftEntry,
+    OpenEntry,
+    PoolsEntry,
+    PricesEntry,
+    PruneEntry,
+    QuarantineEntry,
+    ReportEntry,
+    SealEntry,
+    SpendingEntry,
+    StartEntry,
+    VerdictEntry,
+)
 from segue.runlog.facts import Attempt, Checkpoint, History
-from segue.runlog.folding import Folding
+from segue.runlog.folded_parts import FoldedAttempts, FoldedCheckpoints, FoldedDecisions, FoldedEvidence, Grown
 from segue.runlog.log import Damage, RunLog, Slot
+from segue.spec import RunSpec
 
 __all__ = ["Attempt", "Checkpoint", "History", "fold", "read_history", "require_trusted", "require_whole"]
 
@@ -86,3 +106,129 @@ class _Kept:
         self.slots = log.readable
         self.history = self.folding.history(damage=damage, next_slot=log.next_slot)
         return self.history
+
+
+class Folding:
+    """The history of the records added so far. Records must be added in the order of their slots."""
+
+    def __init__(self) -> None:
+        self._spec: RunSpec | None = None
+        self._checkpoints = FoldedCheckpoints()
+        self._attempts = FoldedAttempts()
+        self._starts = Grown[StartEntry]()
+        self._reports = Grown[SegmentReport]()
+        self._decisions = FoldedDecisions()
+        self._evidence = FoldedEvidence()
+        self._spending: SpendingEntry | None = None
+        self._seen_pools = SeenPools()
+        self._highest_epoch = 0
+        self._fresh_from = 0
+        self._earlier_plans: frozenset[tuple[int, int]] = frozenset()
+
+    def add(self, slot: Slot) -> None:
+        """Add the next record, unless an earlier record has a higher claim epoch.
+
+        A correct writer never appends a record after a newer claim. Only a writer that did not read the log does so.
+        """
+        entry = slot.entry
+        if 0 < entry.epoch < self._highest_epoch:
+            return
+        match entry:
+            case OpenEntry():
+                self._open(entry)
+            case DecisionEntry():
+                self._decide(slot.number, entry)
+            case ClaimEntry():
+                self._attempts.claim(entry)
+                self._decisions.claim(entry)
+            case CommitEntry():
+                self._commit(slot.number, entry)
+            case SealEntry():
+                self._checkpoints.seal(entry.checkpoint.slot, entry.rows)
+            case VerdictEntry():
+                self._attempts.judge(entry)
+                self._evidence.judge(entry)
+            case DrillEntry():
+                self._evidence.rehearse(entry)
+            case ReportEntry():
+                self._reports.append(entry.report)
+                self._attempts.report(entry.report)
+            case HandoverEntry():
+                self._decisions.hand_over(entry)
+            case QuarantineEntry() | LiftEntry() | PruneEntry():
+                self._checkpoints.change(entry)
+            case PricesEntry() | SpendingEntry() | PoolsEntry() | StartEntry():
+                self._note(entry)
+        self._highest_epoch = max(self._highest_epoch, entry.epoch)
+
+    def history(self, *, damage: tuple[Damage, ...], next_slot: int) -> History:
+        """The history of the records added so far. Records that are added later do not change this value."""
+        decisions, evidence = self._decisions, self._evidence
+        return History(
+            spec=self._spec,
+            checkpoints=self._checkpoints.read(),
+            attempts=self._attempts.read(),
+            starts=self._starts.read(),
+            reports=self._reports.read(),
+            resumes=evidence.resumes.read(),
+            drills=evidence.drills.read(),
+            broken_drill=evidence.broken_drill,
+            untracked=tuple(evidence.untracked.values()),
+            process_values=evidence.process_values,
+            rehearsed_noise=evidence.rehearsed_noise,
+            decisions=decisions.all.read(),
+            decision_prices=decisions.prices_then.read(),
+            prices=decisions.prices,
+            seen_pools=self._seen_pools,
+            spending=self._spending,
+            handover=decisions.handover,
+            handovers=decisions.handovers.read(),
+            broken_resumes=evidence.broken_resumes,
+            is_over=decisions.is_over,
+            stop=decisions.stop[1] if decisions.stop is not None else None,
+            stop_slot=decisions.stop[0] if decisions.stop is not None else None,
+            fresh_from=self._fresh_from,
+            earlier_plans=self._earlier_plans,
+            damage=damage,
+            named_damage=self._checkpoints.quarantined_slots(),
+            next_slot=next_slot,
+        )
+
+    def _open(self, entry: OpenEntry) -> None:
+        self._spec = entry.spec
+        was_stopped = self._decisions.is_stopped
+        self._decisions.open(entry.spec)
+        if was_stopped:
+            # The stop was recorded before the report of the attempt that the stop recalled.
+            self._end_earlier_runs()
+
+    def _decide(self, number: int, entry: DecisionEntry) -> None:
+        self._decisions.add(number, entry)
+        if self._decisions.is_over:
+            self._end_earlier_runs()
+
+    def _note(self, entry: PricesEntry | SpendingEntry | PoolsEntry | StartEntry) -> None:
+        if isinstance(entry, PricesEntry):
+            self._decisions.prices = entry
+        elif isinstance(entry, StartEntry):
+            self._starts.append(entry)
+        elif isinstance(entry, PoolsEntry):
+            self._seen_pools = entry.seen
+        else:
+            self._spending = entry
+
+    def _end_earlier_runs(self) -> None:
+        """Mark all records so far as belonging to an ended run. Failure budgets count from the next record."""
+        self._fresh_from = len(self._reports)
+        plans = (entry.plan for entry in self._decisions.all.read())
+        self._earlier_plans = frozenset((plan.segment, plan.attempt) for plan in plans if plan is not None)
+        self._evidence.end_earlier_runs()
+
+    def _commit(self, number: int, entry: CommitEntry) -> None:
+        """Add a checkpoint, unless the epoch of its attempt is older than the newest claim or missing."""
+        if entry.epoch < self._highest_epoch:
+            return
+        ref = CheckpointRef(slot=number, step=entry.manifest.step, attempt_id=entry.attempt_id)
+        self._checkpoints.commit(Checkpoint(ref=ref, manifest=entry.manifest))
+        self._attempts.commit(ref)
+        self._evidence.commit(entry.untracked)

@@ -39,7 +39,7 @@ def test_a_changed_test_is_the_nearest_to_itself():
     ("changed", "first"),
     [
         ("segue/launch/memory.py", "tests.launch.test_memory"),
-        ("segue/runlog/folding.py", "tests.runlog.test_folding"),
+        ("segue/runlog/history.py", "tests.runlog.test_history"),
         ("flows/train.py", "tests.flows.waiting.test_clock_jumps"),
         ("tests/support/rooms.py", "tests.test_walls"),
     ],

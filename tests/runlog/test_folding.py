@@ -43,8 +43,7 @@ from segue.runlog.entries import (
     VerdictEntry,
     encode,
 )
-from segue.runlog.folding import Folding
-from segue.runlog.history import fold, read_history
+from segue.runlog.history import Folding, fold, read_history
 from segue.runlog.log import Damage, RunLog, Slot
 from segue.spec import RunSpec
 from segue.stores import LocalStore

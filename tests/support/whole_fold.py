@@ -1,6 +1,6 @@
 """The definition of a run's history: each field computed from the whole log, without any state in between.
 
-`segue.runlog.folding` computes the same record by record. A change of what a record means is made here and there, and
+`segue.runlog.history` computes the same record by record. A change of what a record means is made here and there, and
 the tests compare both.
 """
 

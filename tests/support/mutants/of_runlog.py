@@ -83,7 +83,7 @@ MUTANTS = (
         ),
     ),
     Mutants(
-        "segue/runlog/folding.py",
+        "segue/runlog/history.py",
         (_HISTORY, "tests/runlog/test_folding.py"),
         (
             ("        if entry.epoch < self._highest_epoch:", "        if entry.epoch <= self._highest_epoch:"),
