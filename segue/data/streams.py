@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,18 +38,38 @@ def set_state_of_stream(stream: Any, state: Any) -> None:
         stream.setstate((state["version"], tuple(int(word) for word in state["words"]), state["gauss"]))
 
 
+@dataclass(frozen=True)
+class GlobalStream:
+    """A random stream of the whole process, as a component that can be captured and restored."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+
+    def capture(self) -> Any:
+        return self.read()
+
+    def restore(self, tree: Any) -> None:
+        self.write(tree)
+
+
+GLOBAL_STREAMS = {
+    "torch": GlobalStream(torch.get_rng_state, torch.set_rng_state),
+    "python": GlobalStream(partial(state_of_stream, random), partial(set_state_of_stream, random)),
+    "numpy": GlobalStream(partial(np.random.get_state, legacy=False), np.random.set_state),
+}
+"""The global random streams on the host, by name."""
+
+
 @contextmanager
 def streams_kept() -> Iterator[None]:
     """A block after which the global random streams are restored, including the streams of CUDA devices in use."""
-    numbers = np.random.get_state(legacy=False)
-    python, cpu = random.getstate(), torch.get_rng_state()
+    before = {name: stream.capture() for name, stream in GLOBAL_STREAMS.items()}
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        np.random.set_state(numbers)
-        random.setstate(python)
-        torch.set_rng_state(cpu)
+        for name, state in before.items():
+            GLOBAL_STREAMS[name].restore(state)
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from segue.checkpoints.format.dtensor import is_sharded, placed_like, wholly_read
 from segue.checkpoints.format.state_tree import is_storable
-from segue.data.streams import set_state_of_stream, state_of_stream
 from segue.recipe import Stateful
 from segue.trainer.workloads import buffers
 
@@ -252,16 +249,6 @@ def _has_storage(value: Any) -> bool:
     return is_plain and not is_lazy(value) and value.device.type != "meta" and value.numel() > 0
 
 
-class TorchRng:
-    """torch's random stream on the CPU."""
-
-    def capture(self) -> Any:
-        return torch.get_rng_state()
-
-    def restore(self, tree: Any) -> None:
-        torch.set_rng_state(tree)
-
-
 class CudaRng:
     """torch's random streams of the accelerators that hold the model."""
 
@@ -274,26 +261,6 @@ class CudaRng:
     def restore(self, tree: Any) -> None:
         for device, state in zip(self._devices, tree, strict=True):
             torch.cuda.set_rng_state(state, device)
-
-
-class PythonRng:
-    """The random stream of the `random` module."""
-
-    def capture(self) -> Any:
-        return state_of_stream(random)
-
-    def restore(self, tree: Any) -> None:
-        set_state_of_stream(random, tree)
-
-
-class NumpyRng:
-    """NumPy's global random stream."""
-
-    def capture(self) -> Any:
-        return np.random.get_state(legacy=False)
-
-    def restore(self, tree: Any) -> None:
-        np.random.set_state(tree)
 
 
 def spread_like(tree: Any, live: Any) -> Any:

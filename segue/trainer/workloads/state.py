@@ -14,6 +14,7 @@ from segue.checkpoints.format.names import of_rank
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.format.state_tree import decode_tree
 from segue.continuity.recipe_diff import NOT_STATE
+from segue.data.streams import GLOBAL_STREAMS
 from segue.errors import RecipeError
 from segue.recipe import EarlyStop, Recipe
 from segue.trainer.ranks.collectives import Ranks
@@ -23,12 +24,9 @@ from segue.trainer.workloads.components import (
     CudaRng,
     ModelModes,
     ModelState,
-    NumpyRng,
     OptimizerState,
     Progress,
-    PythonRng,
     StatefulComponent,
-    TorchRng,
     UnsavedBuffers,
 )
 from segue.trainer.workloads.steps.own_step import held_by_optimizers
@@ -45,7 +43,7 @@ def rng_components(ranks: Ranks, model: nn.Module, *, device: torch.device | Non
 
     `device` is the device that computes. Between steps, an offloaded model has no parameters on this device.
     """
-    streams: dict[str, Component] = {"torch": TorchRng(), "python": PythonRng(), "numpy": NumpyRng()}
+    streams: dict[str, Component] = {**GLOBAL_STREAMS}
     # Only accelerators that hold the model count. The next machine may have other accelerators, and no code drew from
     # the idle accelerators.
     used = {p.device for p in model.parameters() if p.is_cuda}
