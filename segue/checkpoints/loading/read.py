@@ -15,7 +15,7 @@ import crc32c
 
 from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of
 from segue.checkpoints.format.gc_pause import paused_collector
-from segue.checkpoints.format.index import Base, Index
+from segue.checkpoints.format.index import Base, Index, untrusted
 from segue.checkpoints.format.layout import (
     LENGTH_BYTES,
     MalformedShardError,
@@ -26,7 +26,6 @@ from segue.checkpoints.format.layout import (
     read_layout,
 )
 from segue.checkpoints.format.limits import refuse_absurd, refuse_larger_than_memory, refuse_more_than
-from segue.checkpoints.format.untrusted import untrusted
 from segue.errors import (
     CheckpointError,
     CorruptShardError,

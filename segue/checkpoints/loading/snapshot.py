@@ -15,11 +15,11 @@ import torch
 from segue.checkpoints.format.digests import Digests, TensorDigest, owners
 from segue.checkpoints.format.dtensor import partly_read, view_of_slice
 from segue.checkpoints.format.gc_pause import paused_collector
+from segue.checkpoints.format.index import untrusted
 from segue.checkpoints.format.layout import TensorSlice
 from segue.checkpoints.format.names import rank_of
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.format.state_tree import decode_tree
-from segue.checkpoints.format.untrusted import untrusted
 from segue.checkpoints.loading.live_digest import digest
 from segue.checkpoints.loading.read import Stored, read_stored
 from segue.errors import MalformedCheckpointError

@@ -112,7 +112,7 @@ MUTANTS = (
         ),
     ),
     Mutants(
-        "segue/checkpoints/format/untrusted.py",
+        "segue/checkpoints/format/index.py",
         (_LYING,),
         (
             ("    except (SegueError, MemoryError, OSError):", "    except (SegueError, OSError):"),
