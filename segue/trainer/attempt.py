@@ -53,7 +53,7 @@ from segue.trainer.programs.live_session import LiveSession
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.group import local_rank, meet
 from segue.trainer.rehearsal import refuse_after_broken
-from segue.trainer.replays.opinion import SecondOpinion, may_ask
+from segue.trainer.replays.fresh import SecondOpinion, may_ask
 from segue.trainer.reporting import report_ended, report_without_training, starting
 from segue.trainer.resuming.resume import Resume
 from segue.trainer.workloads.base import Workload, driven

@@ -1,4 +1,5 @@
-"""Fresh processes that replay steps. The module starts the processes, waits for them, and reads their answers.
+"""Fresh processes that replay steps. The module starts the processes, reads their answers, and measures the noise
+between the replays. This noise is a second opinion about a replay that differs from its witness.
 
 Each replay needs a new process. The first replay in a process changes state in closures and globals, which no
 checkpoint has. In a second replay in the same process, this change would look like noise.
@@ -12,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,13 @@ from pydantic import Field, TypeAdapter
 
 from segue.clock import Clock
 from segue.continuity.differences import are_equal
-from segue.continuity.noise import NONE, UNIT, Noise, may_be_rare, needs_more, noise_of
+from segue.continuity.noise import FIX, NONE, UNIT, Noise, in_words, may_be_rare, needs_more, noise_of
+from segue.continuity.recipe_diff import differing_paths
 from segue.launch.assignment import Assignment
 from segue.records import CheckpointRef, Record, WitnessRow
+from segue.runlog.history import Checkpoint
+from segue.trainer.process.context import AttemptContext
+from segue.trainer.replays.replay_process import why_no_room
 
 log = logging.getLogger(__name__)
 
@@ -200,3 +205,90 @@ def measured_noise(
         if processes.has_other_kernels(fresh[0]):
             return found_with(is_noisy=True), is_complete
     return found, is_complete
+
+
+_LIMIT_SECONDS = 900.0
+"""Longest wait for all replays of one opinion, in seconds; building a recipe may take minutes."""
+
+
+class SecondOpinion:
+    """Asks fresh processes before a resume is judged as broken. The attempt waits in the meantime."""
+
+    def __init__(self, context: AttemptContext) -> None:
+        self._context = context
+
+    def noise(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        witness: Sequence[WitnessRow],
+        attempt: Sequence[WitnessRow],
+        is_whole: bool,
+        is_noisy: bool,
+        is_lost: bool,
+    ) -> Noise | None:
+        """Return the noise between the attempt's rows and the witness; empty if noise explains nothing.
+
+        Return None if a notice leaves no time for the replays.
+        """
+        if self._context.board.first_kind is not None:
+            return None
+        if (why := why_no_room(checkpoint.manifest.size_bytes)) != "":
+            log.warning("no fresh process can repeat the steps: %s", why)
+            return NONE
+        context = self._context
+        steps = max(row.step for row in witness) - checkpoint.manifest.step
+        log.warning(
+            "replay differs from the witness; fresh processes replay the steps step=%d",
+            checkpoint.manifest.step,
+        )
+        with context.activity.waiting():
+            found, is_complete = measured_noise(
+                self._processes(checkpoint, steps=steps),
+                witness,
+                attempt,
+                is_whole=is_whole,
+                is_noisy=is_noisy,
+                is_lost=is_lost,
+            )
+        if not is_complete and context.board.first_kind is not None:
+            return None
+        if found.floats:
+            log.warning("%s; this noise sets the tolerances. Fix: %s", in_words(found.floats), FIX)
+        return found
+
+    def process_values(self, checkpoint: Checkpoint, setup: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return setup values that differ between a fresh process and this process, although both build the same
+        recipe."""
+        context = self._context
+        if context.board.first_kind is not None or why_no_room(checkpoint.manifest.size_bytes):
+            return ()
+        log.warning("the setup differs from the checkpoint, building the recipe again in a fresh process")
+        with context.activity.waiting():
+            fresh = self._processes(checkpoint, steps=0).setup()
+        return differing_paths(json.loads(json.dumps({name: setup[name] for name in fresh if name in setup})), fresh)
+
+    def _processes(self, checkpoint: Checkpoint, *, steps: int) -> FreshProcesses:
+        request = ReplayRequest(assignment=self._context.assignment, checkpoint=checkpoint.ref, steps=steps)
+        return FreshProcesses(request, self._patience(), self._context.clock)
+
+    def _patience(self) -> Callable[[], bool]:
+        """Return a function that tells if waiting may go on; it must end at a notice and at the time limits."""
+        context, clock = self._context, self._context.clock
+        give_up_at = clock.monotonic() + _LIMIT_SECONDS
+        if context.plan.max_seconds is not None:
+            give_up_at = min(give_up_at, context.started_at + context.plan.max_seconds)
+
+        def may_wait() -> bool:
+            context.activity.goes_on()
+            return context.board.first_kind is None and clock.monotonic() < give_up_at
+
+        return may_wait
+
+
+def may_ask(assignment: Assignment) -> bool:
+    """Whether segue may ask fresh processes.
+
+    It may not for programs, which would repeat all their other work too, and not if rehearsals are off.
+    """
+    return assignment.spec.recipe is not None and assignment.spec.continuity.rehearsal != "off"

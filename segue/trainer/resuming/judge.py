@@ -18,7 +18,7 @@ from segue.runlog.log import RunLog, Stamp
 from segue.stores.retry import patiently
 from segue.trainer.claim import Claim
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.replays.opinion import SecondOpinion
+from segue.trainer.replays.fresh import SecondOpinion
 from segue.trainer.resuming.comparison import Comparison, Terms
 
 log = logging.getLogger(__name__)

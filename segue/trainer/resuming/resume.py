@@ -17,7 +17,7 @@ from segue.runlog.log import RunLog
 from segue.stores.base import Store
 from segue.trainer.claim import Claim
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.replays.opinion import SecondOpinion
+from segue.trainer.replays.fresh import SecondOpinion
 from segue.trainer.resuming.comparison import Terms
 from segue.trainer.resuming.found import CheckpointSource, Found
 from segue.trainer.resuming.judge import Judge, Judged, Replaying

@@ -19,7 +19,7 @@ from segue.runlog.log import RunLog
 from segue.stores.base import StoreReadError
 from segue.stores.retry import patiently
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.replays.opinion import SecondOpinion
+from segue.trainer.replays.fresh import SecondOpinion
 from segue.trainer.resuming.comparison import Comparison, RestoredState, Terms, check_metric
 from segue.trainer.resuming.found import Found
 from segue.trainer.workloads.components import Component
