@@ -21,8 +21,7 @@ from segue.runlog import keys
 from segue.runlog.entries import Entry, body_of, encode
 from segue.runlog.framing import framed
 from segue.runlog.packs import Packs
-from segue.runlog.read_slots import Damage, Slot, Slots
-from segue.runlog.reader import LogReader
+from segue.runlog.reader import Damage, LogReader, Slot, Slots
 from segue.runlog.signatures import SignatureChain
 from segue.signing import Signer
 from segue.stores.base import Store, StoreReadError, StoreWriteError

@@ -65,7 +65,7 @@ MUTANTS = (
         ),
     ),
     Mutants(
-        "segue/runlog/read_slots.py",
+        "segue/runlog/reader.py",
         (_LOG, _IDENTITY, "tests/runlog/test_folding.py"),
         (
             ("        self.repairs += at < len(self._in_order)", "        self.repairs += 0"),
