@@ -22,7 +22,7 @@ from segue.policy.anomalies import anomalies_of
 from segue.records import Heartbeat, SegmentReport, StopReason
 from segue.runlog.history import read_history
 from segue.trainer.process.context import AttemptContext
-from segue.trainer.ranks.consensus import Vote
+from segue.trainer.ranks.collectives import Vote
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
 from segue.trainer.reporting import AttemptEnd, AttemptReporter, CapturedWork
 from segue.trainer.resuming.resume import Resume

@@ -12,7 +12,7 @@ from segue.checkpoints.saving.committer import Writer
 from segue.policy.save_interval import NOTICE_SHARE, LastSave
 from segue.records import Notice, StopReason
 from segue.trainer.process.context import AttemptContext
-from segue.trainer.ranks.consensus import Vote, agree
+from segue.trainer.ranks.collectives import Vote, agree
 from segue.trainer.resuming.resume import Resume
 from segue.trainer.saving import Saving
 from segue.trainer.time_left import Pace, TimeLeft

@@ -21,8 +21,7 @@ from segue.continuity.witness import StepRow
 from segue.curves.schema import NO_METRICS
 from segue.errors import SessionError
 from segue.trainer.programs.batches import SessionBatch
-from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.ranks.consensus import StepNumbers, combined
+from segue.trainer.ranks.collectives import Ranks, StepNumbers, combined
 from segue.trainer.ranks.ddp import parameter_norm, total_norm
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade
 from segue.trainer.workloads.components import Component, Progress

@@ -28,8 +28,7 @@ from segue.recipe import import_build
 from segue.recipe_check import built_recipe
 from segue.records import Finding, Notice, Skip, StateMark
 from segue.spec import MOST_WITNESS_STEPS, RunSpec
-from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.ranks.consensus import combined
+from segue.trainer.ranks.collectives import Ranks, combined
 from segue.trainer.ranks.ddp import bare, explained, parameter_norm, spread, spread_again
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade
 from segue.trainer.workloads.components import Component, Progress

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from segue.errors import HungRankError, RankDriftError, RankFailedError, RankLostError
 from segue.records import StopReason
-from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.ranks.consensus import StepNumbers, Vote, agree, combined, merged
+from segue.trainer.ranks.collectives import Ranks, StepNumbers, Vote, agree, combined, merged
 from segue.trainer.ranks.rank_failures import RankEnding, cause_of, is_broken_collective
 
 FINISHED, BOUND, NOTICE = StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE

@@ -14,7 +14,7 @@ from segue.checkpoints.format.snapshot import WITH_STREAMS, on_its_way
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
 from segue.recipe import Recipe
-from segue.trainer.ranks.consensus import StepNumbers
+from segue.trainer.ranks.collectives import StepNumbers
 from segue.trainer.ranks.ddp import parameter_norm
 from segue.user_objects import attribute
 
