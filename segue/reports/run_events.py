@@ -191,6 +191,8 @@ def _finished(view: RunView) -> Iterator[RunEvent]:
     run, cost = view.summary, view.cost.sentence
     parts = [run.punctuality if run.late_seconds is not None else "", last.reason, cost]
     facts: dict[str, Fact] = {"pool": None, "cost": round(view.cost.cost, 6), "currency": view.cost.currency}
+    goodput = view.cost.goodput.share
+    facts |= {"goodput": round(goodput, 4)} if goodput is not None else {}
     sentence = "; ".join(part for part in parts if part)
     yield RunEvent(FINISHED, f"finished:{last.entry_id}", last.written_at, sentence, facts)
 

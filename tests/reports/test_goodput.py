@@ -88,7 +88,7 @@ def test_money_by_cause_adds_up_to_all_charges():
     pools = {"spot_price": 3.6, "on_demand_price": 36.0, "on_demand_transfer_price_per_gb": 1.0}
     book = Logbook(make_spec(pools=pools))
     attempt(book, to=50, lost=7, phase_seconds=PHASES)
-    plan = book.plan(Capacity.ON_DEMAND)
+    plan = book.plan(Capacity.ON_DEMAND, deployment=book.spec.pools.on_demand)
     name = book.claim(plan)
     book.commit(name, 80, size_bytes=2 * 10**9)
     book.report(plan, StopReason.BOUND, attempt_id=name, to_step=80, seconds=119.0, phase_seconds=PHASES)
@@ -110,7 +110,7 @@ def test_the_report_of_a_run_names_its_goodput():
     book = Logbook(make_spec())
     attempt(book, to=50, lost=7, phase_seconds=PHASES, train_steps=49, train_seconds=105.0)
     report = cost_report(book.spec, book.history, standbys={"segment/spot": 81.0})
-    assert report.rows()["goodput"].startswith("43% of 200 s in steps that count; standbys 81 s, lost work 14 s")
+    assert report.rows()["goodput"].startswith("43% of 3.3 min in steps that count; standbys 81 s, lost work 14 s")
     assert report.numbers()["goodput"] == pytest.approx(0.43)
     assert sum(report.numbers()["seconds_by_cause"].values()) == pytest.approx(200)
     assert "goodput" not in cost_report(book.spec, Logbook(make_spec()).history).rows()
