@@ -1,15 +1,20 @@
-"""After a broken resume: try again, then one older checkpoint, then stop and name the component."""
+"""After a broken resume: try again, then one older checkpoint, then stop and name the component. The same for a broken
+rehearsal, and for a run that is started again after it.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from segue.policy.broken_resumes import SET_ASIDE, to_set_aside
-from segue.records import StopReason, VerdictKind
+from segue.policy.decide import decide
+from segue.records import Finding, StopReason, Verdict, VerdictKind
+from segue.runlog.entries import DrillEntry, OpenEntry
 from tests.support.histories import Logbook, make_spec
 
 EXACT, BROKEN, UNVERIFIED = VerdictKind.EXACT, VerdictKind.BROKEN, VerdictKind.UNVERIFIED
 NOTICE = StopReason.NOTICE
+FINDING = Finding(component="unregistered state", channel="loss", sentence="the loss differs.", fix="register it")
 
 
 def book_with(*steps: int) -> Logbook:
@@ -123,3 +128,31 @@ def test_a_run_whose_checkpoints_are_set_aside_again_and_again_ends():
     book.attempt(NOTICE, commit=50)
     book.resume(BROKEN)
     assert book.ask().action == "broken"
+
+
+def book_with_a_broken_rehearsal(*, at_step: int) -> Logbook:
+    book = Logbook(make_spec())
+    plan = book.plan()
+    name = book.claim(plan)
+    ref = book.commit(name, at_step)
+    book.write(DrillEntry, checkpoint=ref, verdict=Verdict(kind=VerdictKind.BROKEN, findings=(FINDING,)), seconds=1.0)
+    book.report(plan, StopReason.FAILED, attempt_id=name)
+    assert book.decide().action == "broken"
+    book.write(OpenEntry, spec=book.spec)
+    return book
+
+
+def test_a_run_that_is_started_again_rehearses_again():
+    book = book_with_a_broken_rehearsal(at_step=60)
+    assert book.ask().action == "run"
+
+
+def test_a_run_whose_goal_was_committed_before_its_rehearsal_was_broken_is_never_finished():
+    book = book_with_a_broken_rehearsal(at_step=100)
+    again = book.ask()
+    assert again.action == "broken"
+    assert "begin a new run with the fixed recipe" in again.reason
+    taken = book.spec.model_copy(update={"continuity": book.spec.continuity.model_copy(update={"rehearsal": "warn"})})
+    assert decide(taken, book.history, now=book.now).action == "finished"
+    longer = book.spec.model_copy(update={"steps": 500})
+    assert decide(longer, book.history, now=book.now).action == "run", "steps are left, in which it rehearses again"
