@@ -15,7 +15,6 @@ from segue.errors import COMMAND_LINE, OptionError
 from segue.parsing import parsed
 from segue.policy.spending import Month, month_named
 from segue.reports.console import console, show_json
-from segue.reports.goodput import charges_by_cause
 from segue.reports.spending_report import RunCharges, by_cause, by_month, by_run, by_slot, totals
 from segue.reports.summary import state_of
 from segue.reports.tables import rows_table
@@ -84,8 +83,7 @@ def _charges(store: StoreSpec, only: Month | None) -> list[RunCharges]:
         if history.spec is None:
             continue
         charges = charges_in_store(runlog, history)
-        causes = charges_by_cause(history, charges)
-        found.append(RunCharges(runlog.run_id, state_of(history), history.spec.pools.currency, charges, causes))
+        found.append(RunCharges(runlog.run_id, state_of(history), history.spec.pools.currency, charges, history))
     if only is None:
         return found
     return [part for part in (one.within(only) for one in found) if part.charges]

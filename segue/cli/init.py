@@ -45,7 +45,7 @@ _RECOVER_IN_CONTAINERS = """\
 """
 
 
-class Pools(StrEnum):
+class PoolService(StrEnum):
     """The platform on which the work pools start segments and parents."""
 
     PROCESS = "process"
@@ -58,12 +58,12 @@ class Pools(StrEnum):
 
 def init(
     pools: Annotated[
-        Pools,
+        PoolService,
         typer.Option(
             help="Platform of the work pools: processes on the worker's machine (process); Kubernetes on Amazon EKS "
             "with Karpenter, Google GKE or Azure AKS; Amazon ECS on Fargate, or on EC2 with accelerators (ecs).",
         ),
-    ] = Pools.PROCESS,
+    ] = PoolService.PROCESS,
     diff: Annotated[
         bool, typer.Option("--diff", help="Show how the files here differ from those of this version; write nothing.")
     ] = False,
@@ -84,15 +84,15 @@ def init(
         console.print(f"{step}: segue {command} train:build --config {DEFAULT_SPEC}", markup=False)
 
 
-def texts_of(pools: Pools) -> dict[str, str]:
+def texts_of(pools: PoolService) -> dict[str, str]:
     """The text of each file that this version of segue writes, by path."""
     texts = {path: template(Path(path)) for path in FILES}
-    if pools is Pools.PROCESS:
+    if pools is PoolService.PROCESS:
         return texts
-    if pools in (Pools.FARGATE, Pools.ECS):
+    if pools in (PoolService.FARGATE, PoolService.ECS):
         from segue.deployments.ecs.ecs_pools import NOTICES, RUN_GRACE_SECONDS, ecs_files
 
-        kind: Kind = "fargate" if pools is Pools.FARGATE else "ec2"
+        kind: Kind = "fargate" if pools is PoolService.FARGATE else "ec2"
         folder, of_pools, grace_seconds, notices = "ecs", ecs_files(kind), RUN_GRACE_SECONDS, NOTICES[kind]
     else:
         from segue.deployments.kubernetes.clouds import CLOUDS

@@ -163,12 +163,18 @@ class OpenDownInterval:
 
 
 def seconds_without_spot(history: History, *, now: datetime) -> float:
-    """Return the seconds since the run last had a spot machine, or since it first asked for one.
+    """Return the seconds for which the run has waited for a spot machine without getting one.
 
-    Return 0 while the run has a spot machine, as far as the log tells, and before the first wait was given up.
+    The wait begins with the first request that was given up after the run last had a spot machine. Return 0 if no
+    request was given up since, or since a person started the run again.
     """
-    down = open_down_interval(history, None)
-    return 0.0 if down is None else max((now - down.begun_at).total_seconds(), 0.0)
+    begun_at, resumed_at = None, max((e.written_at for e in history.decisions if e.action != "run"), default=None)
+    for interval in intervals(history):
+        if interval.is_up or interval.has_ended:
+            begun_at = None
+        elif begun_at is None and (resumed_at is None or interval.begun_at > resumed_at):
+            begun_at = interval.begun_at
+    return 0.0 if begun_at is None else max((now - begun_at).total_seconds(), 0.0)
 
 
 def open_down_interval(

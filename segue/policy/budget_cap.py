@@ -15,7 +15,7 @@ from itertools import takewhile
 from segue.policy import clamp
 from segue.policy.estimates import Situation
 from segue.policy.pool_choice import PoolChoice, choose_pool, paid_per_hour_of_work, pools_of
-from segue.policy.spending import HOUR, charges_of, month_of, priced_pools
+from segue.policy.spending import HOUR, charges_of, month_of, priced_pools, read_cost
 from segue.records import Capacity
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -46,9 +46,9 @@ class Cap:
     def left(self) -> float:
         return self.limit - self.spent
 
-    def affordable_seconds(self, price: float) -> float:
-        """Return the seconds for which a machine at this price per hour can be paid."""
-        seconds = max(self.left, 0.0) / price * HOUR
+    def affordable_seconds(self, price: float, *, start_cost: float = 0.0) -> float:
+        """Return the seconds for which a machine at this price per hour can be paid, after the cost of its start."""
+        seconds = max(self.left - start_cost, 0.0) / price * HOUR
         if self.renewed_in_seconds is None or seconds < self.renewed_in_seconds:
             return seconds
         return self.renewed_in_seconds + self.limit / price * HOUR
@@ -71,8 +71,8 @@ class Purse:
     def left(self) -> float:
         return self.tightest.left
 
-    def affordable_seconds(self, price: float) -> float:
-        return min(cap.affordable_seconds(price) for cap in self.caps)
+    def affordable_seconds(self, price: float, *, start_cost: float = 0.0) -> float:
+        return min(cap.affordable_seconds(price, start_cost=start_cost) for cap in self.caps)
 
     def numbers(self) -> dict[str, float]:
         """The numbers of the budget for a decision."""
@@ -142,18 +142,21 @@ def expected_cost(spec: RunSpec, history: History, here: Situation, *, now: date
     return min(paid_per_hour_of_work(pool, here=here) for pool in known) * _work_seconds(spec, here) / HOUR
 
 
-def reason_to_end(spec: RunSpec, history: History, here: Situation, purse: Purse, *, price: float) -> str | None:
+def reason_to_end(
+    spec: RunSpec, history: History, here: Situation, purse: Purse, *, price: float, start_cost: float = 0.0
+) -> str | None:
     """Return the reason why the budget ends the run now.
 
-    Return None if the budget pays for one more attempt at this price per hour.
+    Return None if the budget pays for one more attempt at this price per hour, and for the data of its start.
     """
     if not spec.budget.is_cap:
         return None
     step = _step_seconds(spec, history, here)
     needed = here.expected_changeover_seconds + _SAVES_OF_AN_ATTEMPT * ((here.save_seconds or 0.0) + step)
     end = f"step {history.committed_step} of {spec.steps} is committed{_deadline_lost(spec)}"
-    if purse.affordable_seconds(price) <= needed:
-        least = f"one more attempt takes {duration(needed)}, which cost {purse.money(needed * price / HOUR)}"
+    if purse.affordable_seconds(price, start_cost=start_cost) <= needed:
+        cost = purse.money(needed * price / HOUR + start_cost)
+        least = f"one more attempt takes {duration(needed)}, which cost {cost}"
         return f"the budget is used up: {purse.in_words()}, and {least}; {end}"
     expected = purse.expected_cost
     if spec.budget.on_exceeded != "refuse" or expected is None or _was_admitted(history) or expected <= purse.left:
@@ -186,6 +189,12 @@ def forbids_on_demand(spec: RunSpec, history: History, here: Situation, purse: P
     return here.work_seconds is not None and _cost_alone(spec, history, here) > purse.left
 
 
+def on_demand_shortage(spec: RunSpec, history: History, here: Situation, purse: Purse) -> str:
+    """The cost of the rest of the run on on-demand, and the money left for the rest."""
+    alone = purse.money(_cost_alone(spec, history, here))
+    return f"the rest on on-demand costs {alone}, and {purse.money(purse.left)} are left"
+
+
 def without_deadline(spec: RunSpec, here: Situation) -> tuple[RunSpec, Situation]:
     """Return the situation of the same run if it had no deadline and no limit of the wait for spot."""
     policy = spec.policy.model_copy(update={"max_wait_seconds": None})
@@ -193,14 +202,14 @@ def without_deadline(spec: RunSpec, here: Situation) -> tuple[RunSpec, Situation
     return free, replace(here, remaining_seconds=None, probe_seconds=None)
 
 
-def bound_seconds(spec: RunSpec, purse: Purse | None, *, price: float) -> float | None:
+def bound_seconds(spec: RunSpec, purse: Purse | None, *, price: float, start_cost: float = 0.0) -> float | None:
     """Return the seconds that an attempt at this price per hour may run.
 
     None means that the budget does not limit the attempt.
     """
     if purse is None or not spec.budget.is_cap:
         return None
-    seconds = purse.affordable_seconds(price)
+    seconds = purse.affordable_seconds(price, start_cost=start_cost)
     # An attempt commits before its bound; its report and the end of its process come after that.
     return seconds - min(_END_SECONDS, _END_SHARE * seconds)
 
@@ -226,8 +235,9 @@ def affordable_pools(
 
 def _cost_alone(spec: RunSpec, history: History, here: Situation) -> float:
     """Return the cost of the rest of the run on on-demand alone."""
-    seconds = _work_seconds(spec, here) + here.expected_changeover_seconds
-    return seconds * priced_pools(spec, history).on_demand_price / HOUR
+    seconds, pools = _work_seconds(spec, here) + here.expected_changeover_seconds, priced_pools(spec, history)
+    read = read_cost(pools, history, Capacity.ON_DEMAND, pools.on_demand)
+    return seconds * pools.on_demand_price / HOUR + read
 
 
 def _work_seconds(spec: RunSpec, here: Situation) -> float:

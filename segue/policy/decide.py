@@ -16,7 +16,7 @@ from segue.policy.handover import handover_to
 from segue.policy.planned_ends import PlannedEnd, kept_pool, planned_end
 from segue.policy.pool_choice import PoolChoice, choose_pool, others_in_words
 from segue.policy.queueing import Queues
-from segue.policy.spending import priced_pools
+from segue.policy.spending import priced_pools, read_cost
 from segue.policy.wait_limit import (
     booted_seconds,
     choice_without_deadline,
@@ -88,14 +88,17 @@ def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | N
         spec, here, chosen = _affordable(spec, history, here, chosen, purse, now=now)
     price = priced_pools(spec, history).price(chosen.capacity, chosen.deployment(spec))
     numbers = _numbers(here, chosen.ahead) | (purse.numbers() if purse is not None else {})
-    spent = budget_cap.reason_to_end(asked, history, here, purse, price=price) if purse is not None else None
+    spent = None
+    if purse is not None:
+        start_cost = _read_cost(spec, history, chosen)
+        spent = budget_cap.reason_to_end(asked, history, here, purse, price=price, start_cost=start_cost)
     if spent is not None:
         return Decision("budget", spent, numbers=numbers)
     chosen = replace(chosen, pool=budget_cap.affordable_pools(spec, history, here, purse, chosen.pool, now=now))
     listed = priced_pools(spec, history)
     asked_of = [chosen.deployment(spec), *(each.deployment for each in chosen.requests)]
     price = max(listed.price(chosen.capacity, deployment) for deployment in asked_of)
-    most = budget_cap.bound_seconds(spec, purse, price=price)
+    most = budget_cap.bound_seconds(spec, purse, price=price, start_cost=_read_cost(spec, history, chosen))
     plan, reasons = _planned(spec, history, here, chosen, most, now=now)
     # If the deadline was given up, the reason already names the money.
     money = budget_cap.warning_of(spec, purse) if purse is not None and spec is asked else ""
@@ -122,6 +125,12 @@ def _choose(spec: RunSpec, history: History, here: Situation, now: datetime) -> 
     return _Choice(capacity, why, ahead.pool or pool if ahead is not None else pool, ahead)
 
 
+def _read_cost(spec: RunSpec, history: History, chosen: _Choice) -> float:
+    """Return the money for the checkpoint that the next attempt reads, on the dearest pool on which it is requested."""
+    names = {chosen.deployment(spec), *(each.deployment for each in chosen.requests)}
+    return max(read_cost(spec.pools, history, chosen.capacity, name) for name in names)
+
+
 def _affordable(
     spec: RunSpec, history: History, here: Situation, chosen: _Choice, purse: budget_cap.Purse, *, now: datetime
 ) -> tuple[RunSpec, Situation, _Choice]:
@@ -136,8 +145,11 @@ def _affordable(
     capacity, _, _ = _by_policy(free, history, there, pool, now)
     if capacity is not Capacity.SPOT:
         return spec, here, chosen
-    against = "the deadline" if spec.deadline is not None else "policy.max_wait_seconds"
-    why = f"spot in spite of {against}, because the budget wins: {purse.shortage()}"
+    if spec.deadline is not None:
+        why = f"spot in spite of the deadline, because the budget wins: {purse.shortage()}"
+    else:
+        short = budget_cap.on_demand_shortage(spec, history, here, purse)
+        why = f"spot in spite of policy.max_wait_seconds, because the budget wins: {short}"
     return free, there, _Choice(capacity, why, pool)
 
 
@@ -164,7 +176,8 @@ def _planned(
     if back is not None:
         wait = booted_seconds(spec, here)
     elif gives_up(spec, history, capacity, now=now):
-        wait = wait_seconds(spec, history, here, chosen.pool, now=now, wanted=chosen.wanted_seconds)
+        share = 1.0 if is_last_resort else chosen.pool.wait_share
+        wait = wait_seconds(spec, history, here, now=now, share=share, wanted=chosen.wanted_seconds)
     plan = SegmentPlan(
         segment=segment,
         attempt=attempt,
@@ -269,7 +282,7 @@ def _by_policy(
     by = f"slack {_slack(here)}; {_expects(spec, ahead)}"
     if ahead.waits_seconds <= 0:
         return Capacity.ON_DEMAND, f"on-demand: {by}", ahead
-    longest = duration(wait_seconds(spec, history, here, pool, now=now, wanted=ahead.waits_seconds))
+    longest = duration(wait_seconds(spec, history, here, now=now, share=pool.wait_share, wanted=ahead.waits_seconds))
     return Capacity.SPOT, f"spot, waiting for a machine for at most {longest}: {by}", ahead
 
 

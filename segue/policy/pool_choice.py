@@ -41,7 +41,7 @@ from typing import NamedTuple
 from segue.policy.availability import Interval, intervals, seen_by_others
 from segue.policy.estimates import Situation
 from segue.policy.spending import HOUR, priced_pools, read_cost
-from segue.records import PoolRequest, SegmentPlan
+from segue.records import Capacity, PoolRequest, SegmentPlan
 from segue.runlog.history import History
 from segue.spec import RunSpec
 from segue.spec.pool_prices import PoolSpec
@@ -145,7 +145,7 @@ def pools_of(listed: PoolSpec, history: History, here: Situation, *, now: dateti
     return [
         replace(
             pool_of(observed, name, price=price, here=here, now=now, by_others=by_others),
-            start_cost=read_cost(listed, history, name),
+            start_cost=read_cost(listed, history, Capacity.SPOT, name),
         )
         for name, price in prices.items()
     ]

@@ -195,11 +195,12 @@ def _plan_of(spec: RunSpec, history: History, here: Situation) -> PoolPlan:
     lost = min(here.at_risk_seconds, work) / 2 + (here.save_seconds or 0.0)
     listed = priced_pools(spec, history)
     unit = listed.on_demand_price
+    reads = tuple(read_cost(listed, history, Capacity.SPOT, name) / unit for name in _names(spec))
     pools = Pools(
         prices=tuple((_relative_prices(spec, history) / HOUR).tolist()),
         on_demand_price=1 / HOUR,
-        transfer=(tuple(read_cost(listed, history, name) / unit for name in _names(spec)),) * (count + 1),
-        transfer_to_on_demand=(read_cost(listed, history, listed.on_demand) / unit,) * (count + 1),
+        transfer=(reads,) * (count + 1),
+        transfer_to_on_demand=(read_cost(listed, history, Capacity.ON_DEMAND, listed.on_demand) / unit,) * (count + 1),
         on_demand_source=count,
         changeover_seconds=_rounded_up(here.expected_changeover_seconds),
         least_slack_seconds=_rounded_up(least),

@@ -21,7 +21,7 @@ from segue.spec import RunSpec
 from segue.spec.pool_prices import PoolSpec
 
 HOUR = 3600.0
-STANDBYS = "standbys"
+STANDBYS, WITHDRAWN, LIVE = "standbys", "withdrawn starts", "attempt that trains now"
 _GB = 1e9
 
 
@@ -115,29 +115,39 @@ def _at_newest_prices(spec: RunSpec, history: History) -> PoolSpec:
 def priced_pools(spec: RunSpec, history: History) -> PoolSpec:
     """Return the pools at the prices with which decisions count.
 
-    These are the prices that apply now. They include the money per hour for the checkpoints that the run writes, as
-    far as its attempts have measured their size.
+    These are the prices that apply now, and the money per hour for the checkpoints that the run writes.
     """
-    return history.once(_with_transfer, spec) if spec.pools.transfer_prices else pools_now(spec, history)
+    return history.once(_priced_now, spec) if spec.pools.has_transfer_prices else pools_now(spec, history)
 
 
-def _with_transfer(spec: RunSpec, history: History) -> PoolSpec:
-    listed, seconds, written = pools_now(spec, history), 0.0, 0
-    for report in history.last_reports():
+def _priced_now(spec: RunSpec, history: History) -> PoolSpec:
+    return with_transfer(pools_now(spec, history), history)
+
+
+def with_transfer(pools: PoolSpec, history: History) -> PoolSpec:
+    """Return the pools at prices that include the money per hour for checkpoints.
+
+    The run's attempts have measured how much they write per hour. They count as one hour at least, because an attempt
+    that dies soon also writes a checkpoint.
+    """
+    written = 0
+    trained = [report for report in history.last_reports() if report.got_capacity]
+    for report in trained:
         attempt = history.attempt_of(report.segment, report.attempt)
-        if attempt is not None:
-            seconds, written = seconds + report.seconds, written + _bytes_written(history, attempt)
-    gb_per_hour = written / _GB / seconds * HOUR if seconds else 0.0
-    prices = {pool.deployment: listed.spot_pool_price(pool) for pool in listed.spot}
-    prices = {listed.on_demand: listed.on_demand_price} | prices
-    per_gb = listed.transfer_prices
-    return listed.at({name: price + gb_per_hour * per_gb.get(name, 0.0) for name, price in prices.items()})
+        written += _bytes_written(history, attempt) if attempt is not None else 0
+    gb_per_hour = written / _GB / max(sum(report.seconds for report in trained), HOUR) * HOUR
+    spot = tuple(
+        pool.model_copy(update={"price": pools.spot_pool_price(pool) + gb_per_hour * pool.transfer_price_per_gb})
+        for pool in pools.spot
+    )
+    on_demand = pools.on_demand_price + gb_per_hour * pools.on_demand_transfer_price_per_gb
+    return pools.model_copy(update={"spot": spot, "on_demand_price": on_demand})
 
 
-def read_cost(spec: PoolSpec, history: History, deployment: str) -> float:
+def read_cost(pools: PoolSpec, history: History, capacity: Capacity, deployment: str) -> float:
     """Return the money for the data of one start: the newest checkpoint, from the store to a machine of the pool."""
     size = history.newest.manifest.size_bytes if history.newest is not None else 0
-    return size / _GB * spec.transfer_prices.get(deployment, 0.0)
+    return size / _GB * pools.transfer_price_per_gb(capacity, deployment)
 
 
 def _bytes_written(history: History, attempt: Attempt) -> int:
@@ -148,9 +158,9 @@ def _bytes_written(history: History, attempt: Attempt) -> int:
 def _transfer(spec: RunSpec, history: History, segment: int, attempt: int) -> float:
     """Return the money for the checkpoint that an attempt read, and for the checkpoints that it wrote."""
     done, plan = history.attempt_of(segment, attempt), history.plan_of(segment, attempt)
-    per_gb = spec.pools.transfer_prices.get(plan.deployment, 0.0) if plan is not None else 0.0
-    if done is None or plan is None or not per_gb:
+    if done is None or plan is None or not spec.pools.has_transfer_prices:
         return 0.0
+    per_gb = spec.pools.transfer_price_per_gb(plan.capacity, plan.deployment)
     parent = history.checkpoint(plan.parent) if plan.parent is not None else None
     read = parent.manifest.size_bytes if parent is not None else 0
     return (read + _bytes_written(history, done)) / _GB * per_gb
@@ -180,7 +190,7 @@ def charges_of(spec: RunSpec, history: History, *, live_seconds: float = 0.0) ->
         price = _price_of(spec, history, plan.segment, plan.attempt, plan.capacity)
         began_at = _began_at(history, plan.segment, plan.attempt)
         moved = _transfer(spec, history, plan.segment, plan.attempt)
-        found.append(Charge(plan.capacity, began_at, live_seconds, price, moved, use="attempt that trains now"))
+        found.append(Charge(plan.capacity, began_at, live_seconds, price, moved, use=LIVE))
     return found
 
 
@@ -192,7 +202,7 @@ def _withdrawn_charges(spec: RunSpec, history: History) -> list[Charge]:
         if has_ended and start.seconds > 0 and plan is not None and plan.pools:
             began_at = start.written_at - timedelta(seconds=start.seconds)
             price = _price_of(spec, history, start.segment, start.attempt, plan.capacity, deployment=start.deployment)
-            found.append(Charge(plan.capacity, began_at, start.seconds, price, use="withdrawn starts"))
+            found.append(Charge(plan.capacity, began_at, start.seconds, price, use=WITHDRAWN))
     return found
 
 

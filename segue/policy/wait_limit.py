@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 
 from segue.policy import clamp
-from segue.policy.availability import seconds_without_spot
+from segue.policy.availability import died_in_place, preemptions, seconds_without_spot
 from segue.policy.estimates import Situation
-from segue.policy.pool_choice import PoolChoice
+from segue.policy.spending import priced_pools
 from segue.records import Capacity, StopReason
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -15,9 +15,18 @@ from segue.units import duration
 
 
 def has_waited_too_long(spec: RunSpec, history: History, *, now: datetime) -> bool:
-    """Whether a run without a deadline has had no spot machine for the longest time that its policy permits."""
-    longest = spec.policy.max_wait_seconds
-    return spec.deadline is None and longest is not None and seconds_without_spot(history, now=now) >= longest
+    """Whether a run without a deadline has waited for spot for the longest time that its policy permits.
+
+    The result is False if the run is on on-demand for another reason.
+    """
+    longest, bound = spec.policy.max_wait_seconds, spec.policy.preemption_bound
+    if spec.deadline is not None or longest is None or spec.policy.name == "on_demand_only":
+        return False
+    if bound is not None and preemptions(history) >= bound:
+        return False
+    is_dying = len(died_in_place(history)) >= spec.policy.max_lost_in_place
+    is_cheaper = priced_pools(spec, history).price_ratio > 1
+    return is_cheaper and not is_dying and seconds_without_spot(history, now=now) >= longest
 
 
 def choice_without_deadline(spec: RunSpec, history: History, now: datetime) -> tuple[Capacity, str]:
@@ -52,21 +61,22 @@ def booted_seconds(spec: RunSpec, here: Situation) -> float:
 
 
 def wait_seconds(
-    spec: RunSpec, history: History, here: Situation, pool: PoolChoice, *, now: datetime, wanted: float | None
+    spec: RunSpec, history: History, here: Situation, *, now: datetime, share: float, wanted: float | None
 ) -> float:
     """Return the longest wait for a machine in seconds, from the decision to the claim.
 
-    `wanted` is the wait for capacity that the policy wants, without the boot. None means that it has no limit.
+    `wanted` is the wait for capacity that the policy wants, without the boot. None means that it has no limit. `share`
+    is the share of this wait that is spent on one pool.
     """
     # The attempt boots after the wait for capacity, and claims after the boot. The clamp's wait counts the boot.
     boot, capacity_seconds = here.changeover_seconds, spec.liveness.start_seconds
     if wanted is not None:
         capacity_seconds = min(wanted, capacity_seconds)
+    if capacity_seconds > 0:
+        capacity_seconds *= share
     if spec.deadline is None and spec.policy.max_wait_seconds is not None:
         left = spec.policy.max_wait_seconds - seconds_without_spot(history, now=now)
         capacity_seconds = min(left, capacity_seconds) if left > 0 else capacity_seconds
-    if capacity_seconds > 0:
-        capacity_seconds *= pool.wait_share
     longest = None if is_only_spot_in_time(spec, here) else clamp.longest_wait_seconds(here)
     wait = boot + capacity_seconds
     return max(wait if longest is None else min(longest, wait), 1.0)

@@ -170,7 +170,7 @@ def cost_report(
         spot_seconds=seconds[Capacity.SPOT],
         on_demand_seconds=seconds[Capacity.ON_DEMAND],
         standby_seconds=sum(held.values()),
-        seconds_by_cause=dict(goodput_of(history, standby_seconds=sum(held.values())).seconds),
+        seconds_by_cause=dict(goodput_of(history, charges, standby_seconds=sum(held.values())).seconds),
         cost=cost,
         transfer_cost=sum(charge.transfer for charge in charges),
         useful_seconds=useful,

@@ -1,6 +1,6 @@
 """Attributes every paid second of a run to a cause. The module is pure.
 
-The goodput is the share of the paid seconds in which an attempt made steps that count, for the first time. The
+The goodput is the share of the paid seconds in which an attempt made steps that no later attempt made again. The
 definition follows the library `ml-goodput-measurement`, which counts all seconds of a job; here, seconds without a
 machine cost nothing and are shown beside the paid ones.
 
@@ -11,10 +11,10 @@ known from its last heartbeat.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from segue.policy.spending import STANDBYS, Charge
+from segue.policy.spending import LIVE, STANDBYS, WITHDRAWN, Charge
 from segue.records import SegmentReport
 from segue.runlog.history import History
 from segue.units import duration
@@ -22,6 +22,7 @@ from segue.units import duration
 TRAINING = "training"
 START, DATA = "start", "data"
 _NAMES = {
+    START: START,
     "build": "build",
     "restore": "setup and restore",
     "replay": "replay",
@@ -33,7 +34,7 @@ _NAMES = {
     "end": "end",
 }
 """The cause to which the seconds of a phase belong, as far as they are not training."""
-CAUSES = (TRAINING, *_NAMES.values(), START, STANDBYS)
+CAUSES = (TRAINING, *_NAMES.values(), STANDBYS, WITHDRAWN)
 """All causes. `start` contains build, restore and replay of an attempt in a log of an older version."""
 _SHOWN_SHARE = 0.005
 """A cause with a smaller share is not named in a sentence."""
@@ -70,10 +71,14 @@ class Goodput:
         return Goodput({cause: seconds for cause, seconds in both.items() if seconds})
 
 
-def goodput_of(history: History, *, standby_seconds: float = 0.0) -> Goodput:
-    """Return the paid seconds of all attempts that have ended and of standbys, by cause."""
-    known = total(goodput_of_attempt(history, report) for report in history.last_reports())
-    return known + Goodput({STANDBYS: standby_seconds})
+def goodput_of(history: History, charges: Sequence[Charge], *, standby_seconds: float = 0.0) -> Goodput:
+    """Return the paid seconds of a run by cause. The attempt that trains now is left out, and nothing is known while
+    the first attempt trains.
+    """
+    ended = [charge for charge in charges if charge.use != LIVE]
+    parts = [Goodput({cause: charge.seconds}) for cause, charge in charges_by_cause(history, ended)]
+    known = total([*parts, Goodput({STANDBYS: standby_seconds})])
+    return known if any(charge.report is not None for charge in ended) else Goodput({})
 
 
 def total(parts: Iterable[Goodput]) -> Goodput:
@@ -81,38 +86,63 @@ def total(parts: Iterable[Goodput]) -> Goodput:
     return sum(parts, Goodput({}))
 
 
-def goodput_of_attempt(history: History, report: SegmentReport) -> Goodput:
-    """Return the paid seconds of an attempt by cause."""
+def goodput_of_attempt(history: History, report: SegmentReport, *, lost_steps: int) -> Goodput:
+    """Return the paid seconds of an attempt by cause. `lost_steps` are the steps that were made again later."""
     if not report.got_capacity or not report.seconds:
         return Goodput({})
-    phases = dict(report.phase_seconds)
-    if not phases:
-        return _of_older_version(report)
+    phases = report.phase_seconds or _phases_of_older_version(report)
+    spent = sum(phases.values())
+    # If an attempt died, its last heartbeat counts from a slightly earlier begin than its seconds.
+    scale = report.seconds / spent if spent else 0.0
+    phases = {phase: seconds * scale for phase, seconds in phases.items()}
     made, replayed = report.to_step - report.from_step, _replayed_steps(history, report)
-    usual = phases.get("step", 0.0) / max(made - max(replayed, 1), 1)
+    # After the last step, an attempt that hung or died was in a step that it never finished.
+    in_steps = min(phases.get("step", 0.0), report.train_seconds)
+    usual = in_steps / max(made - max(replayed, 1), 1)
     in_replay = min(replayed * usual, phases.get("replay", 0.0))
     in_first = min(usual, phases.get("first step", 0.0)) if made and not replayed else 0.0
-    lost = min(report.lost_steps * usual, phases.get("step", 0.0))
-    found = {name: phases.pop(phase) for phase, name in _NAMES.items() if phase in phases}
-    training = found.get("lost work", 0.0) - lost + in_replay + in_first
-    found |= {"lost work": lost, TRAINING: training}
-    found["replay"] = found.get("replay", 0.0) - in_replay
-    found["first step"] = found.get("first step", 0.0) - in_first
+    training = in_steps + in_replay + in_first
+    lost = min(lost_steps * usual, training)
+    found = {name: phases.get(phase, 0.0) for phase, name in _NAMES.items()} | {TRAINING: training - lost}
+    found["lost work"] += lost - in_steps
+    found["replay"] -= in_replay
+    found["first step"] -= in_first
     return total([Goodput(found)])
 
 
 def charges_by_cause(history: History, charges: Iterable[Charge]) -> list[tuple[str, Charge]]:
-    """Return the charges of a run with their causes. The charge of an attempt is divided by the attempt's seconds."""
+    """Return charges of a run, or the parts of them in a month, with their causes.
+
+    The charge of an attempt is divided in proportion to the seconds of the whole attempt.
+    """
+    lost = {id(r): steps for r, steps in zip(history.last_reports(), _lost_steps(history), strict=True)}
     found = []
     for charge in charges:
-        if charge.report is None:
+        report = charge.report
+        if report is None:
             found.append((charge.use, charge))
             continue
-        for cause, seconds in goodput_of_attempt(history, charge.report).seconds.items():
-            found.append((cause, replace(charge, seconds=seconds, transfer=0.0)))
+        known = goodput_of_attempt(history, report, lost_steps=lost.get(id(report), report.lost_steps))
+        for cause, seconds in known.seconds.items():
+            share = seconds / known.total_seconds
+            found.append((cause, replace(charge, seconds=share * charge.seconds, transfer=0.0)))
         if charge.transfer:
             found.append((DATA, replace(charge, seconds=0.0)))
     return found
+
+
+def _lost_steps(history: History) -> list[int]:
+    """Return for each reported attempt the number of its steps that were not committed or that a later attempt made
+    again, because it resumed from an older checkpoint.
+    """
+    reports = history.last_reports()
+    again_from, found = max((report.to_step for report in reports), default=0), list[int]()
+    for report in reversed(reports):
+        kept = min(report.to_step - report.lost_steps, again_from)
+        found.append(report.to_step - max(kept, report.from_step))
+        if report.got_capacity:
+            again_from = min(again_from, report.from_step)
+    return found[::-1]
 
 
 def _replayed_steps(history: History, report: SegmentReport) -> int:
@@ -122,8 +152,6 @@ def _replayed_steps(history: History, report: SegmentReport) -> int:
     return min(verdict.rows_compared, made) if verdict is not None else 0
 
 
-def _of_older_version(report: SegmentReport) -> Goodput:
+def _phases_of_older_version(report: SegmentReport) -> dict[str, float]:
     steps = min(report.train_seconds, report.seconds)
-    usual = steps / report.train_steps if report.train_steps else 0.0
-    lost = min(report.lost_steps * usual, steps)
-    return total([Goodput({START: report.seconds - steps, TRAINING: steps - lost, "lost work": lost})])
+    return {START: report.seconds - steps, "step": steps}

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 
 from segue.policy.spending import Charge, Month, months_of
 from segue.records import Capacity
+from segue.reports.goodput import charges_by_cause
+from segue.runlog.history import History
 from segue.units import duration, money
 
 _SLOT = re.compile(r"(.+)-(\d{8}t\d{4})")
@@ -25,14 +27,17 @@ class RunCharges:
     state: str
     currency: str
     charges: Sequence[Charge]
-    causes: Sequence[tuple[str, Charge]] = ()
-    """The same charges with their causes."""
+    history: History = field(default_factory=History, repr=False)
 
     def within(self, month: Month) -> RunCharges:
         """The charges of this run in one month."""
         inside = [part for charge in self.charges if (part := charge.within(month)).cost > 0]
-        causes = [(cause, part) for cause, charge in self.causes if (part := charge.within(month)).cost > 0]
-        return RunCharges(self.run, self.state, self.currency, inside, causes)
+        return replace(self, charges=inside)
+
+    @property
+    def causes(self) -> list[tuple[str, Charge]]:
+        """The same charges with their causes."""
+        return charges_by_cause(self.history, self.charges)
 
     @property
     def cost(self) -> float:

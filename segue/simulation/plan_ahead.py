@@ -17,7 +17,7 @@ from segue.policy import clamp, estimates, pool_choice
 from segue.policy.estimates import Situation
 from segue.policy.pool_outlook import Outlook, pool_outlook
 from segue.policy.rules.view import Job
-from segue.policy.spending import charges_of, priced_pools
+from segue.policy.spending import charges_of, with_transfer
 from segue.records import Capacity
 from segue.runlog.history import History
 from segue.simulation import feasibility, forecast
@@ -25,6 +25,7 @@ from segue.simulation.forecast import Forecast, Sample, without_measures
 from segue.simulation.rows import Rows, synthetic_rows, traced_rows
 from segue.simulation.traces import Trace
 from segue.spec import RunSpec
+from segue.spec.pool_prices import PoolSpec
 from segue.units import duration, money
 
 PRIOR = "prior"
@@ -64,6 +65,11 @@ class _Asked:
     basis: str
     """The source of the seconds per step, in words."""
 
+    @property
+    def priced_pools(self) -> PoolSpec:
+        """The pools at the prices of the spec, which the caller may just have read, and not at those of the log."""
+        return with_transfer(self.spec.pools, self.history)
+
 
 def plan_ahead(
     spec: RunSpec,
@@ -90,7 +96,7 @@ def plan_ahead(
     """
     asked = _asked(spec, history, step_seconds, now=now)
     here, given = asked.here, list(traces)
-    spec = asked.spec.model_copy(update={"pools": priced_pools(asked.spec, asked.history)})
+    spec = asked.spec.model_copy(update={"pools": asked.priced_pools})
     life = forecast.life_of(asked.history, prior_seconds=_mean_life(given))
     feasibility.refuse_hopeless(spec, here, now=asked.now, life_seconds=life.mean_seconds, save_seconds=save_seconds)
     cadence = forecast.cadence_of(spec, life, save_seconds=save_seconds)
@@ -150,7 +156,7 @@ def _pools(asked: _Asked, here: Situation, together: Outlook | None) -> list[dic
     after = {each.deployment: each.after_seconds for each in choice.requests} or {choice.deployment: 0.0}
     if together is not None and not together.waits_seconds:
         after = {}
-    priced = priced_pools(spec, history)
+    priced = asked.priced_pools
     pools = pool_choice.pools_of(priced, history, here, now=asked.now)
     paid = {pool.deployment: pool_choice.paid_per_hour_of_work(pool, here=here) for pool in pools}
     found = [
@@ -183,7 +189,7 @@ def _notes_on(asked: _Asked, expected: Forecast, job: Job) -> tuple[str, ...]:
             f"without a deadline a run waits for spot; {expected.on_demand_share:.0%} of the simulated runs had too "
             f"little of it in {duration(job.total_seconds)} and are counted as finished on on-demand",
         )
-    if spec.pools.transfer_prices and history.newest is None:
+    if spec.pools.has_transfer_prices and history.newest is None:
         notes += ("the cost for data between machines and store is missing: no checkpoint has shown its size yet",)
     if len(spec.pools.spot) > 1:
         notes += ("of several spot pools only the cheapest is simulated; a run that asks them all waits for less time",)
@@ -225,7 +231,7 @@ def _facts(asked: _Asked, expected: Forecast, *, job: Job) -> dict[str, Any]:
         "cost_p5": first.cost_p5,
         "cost_p95": first.cost_p95,
         "cost_share": first.cost_share,
-        "on_demand_cost": hours * priced_pools(spec, asked.history).on_demand_price,
+        "on_demand_cost": hours * asked.priced_pools.on_demand_price,
         "late_share": first.late_share if spec.deadline else None,
         "preemptions": first.preemptions,
         "lost_seconds": expected.lost_seconds,

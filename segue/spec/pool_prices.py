@@ -155,13 +155,15 @@ class PoolSpec(FiniteValue):
         return (*(pool.deployment for pool in self.spot), self.on_demand)
 
     @property
-    def transfer_prices(self) -> dict[str, float]:
-        """The prices per GB of data between machines and store, by deployment. Deployments without a price are left
-        out.
-        """
-        named = {pool.deployment: pool.transfer_price_per_gb for pool in self.spot}
-        named.setdefault(self.on_demand, self.on_demand_transfer_price_per_gb)
-        return {deployment: price for deployment, price in named.items() if price}
+    def has_transfer_prices(self) -> bool:
+        """Whether data between the machines of any pool and the store has a price."""
+        return bool(self.on_demand_transfer_price_per_gb) or any(pool.transfer_price_per_gb for pool in self.spot)
+
+    def transfer_price_per_gb(self, capacity: Capacity, deployment: str) -> float:
+        """Return the price of a GB of data between the machines of a deployment and the store."""
+        if capacity is not Capacity.SPOT:
+            return self.on_demand_transfer_price_per_gb
+        return next((pool.transfer_price_per_gb for pool in self.spot if pool.deployment == deployment), 0.0)
 
     def at(self, prices: Mapping[str, float]) -> PoolSpec:
         """Return a copy of these pools with the given prices, by deployment. Other deployments keep their prices."""

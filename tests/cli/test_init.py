@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prefect.utilities.templating import apply_values
 
-from segue.cli.init import FILES, Pools, template
+from segue.cli.init import FILES, PoolService, template
 from segue.doctor.pools.judgement import refusals
 from segue.doctor.pools.pool_state import Needs, PoolState
 from segue.doctor.pools.segment_job import PoolJob, job_of
@@ -184,7 +184,7 @@ def job_of_pool(files: dict[str, str], pool: str) -> PoolJob:
     return job_of(kinds.get(path, "process"), apply_values(found["job_configuration"], defaults))
 
 
-@pytest.mark.parametrize("pools", [pools for pools in Pools if pools is not Pools.PROCESS])
+@pytest.mark.parametrize("pools", [pools for pools in PoolService if pools is not PoolService.PROCESS])
 def test_images_get_neither_history_nor_secrets_nor_runs(desk, pools):
     desk.run("init", "--pools", pools)
     left_out = (desk.folder / ".dockerignore").read_text().splitlines()

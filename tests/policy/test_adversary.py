@@ -131,7 +131,7 @@ class AdversarialRun:
                 self._end_early(plan, name, begun, first_step_at, step, times=(dies_at, recall_at, ends_at))
                 return
             book.seconds = commits_at
-            book.commit(name, next_step)
+            book.commit(name, next_step, size_bytes=self._random.choice([10**6, 10**9]))
             step = next_step
         self._end(plan, name, begun, StopReason.FINISHED, at=book.seconds, step=step, first_step_at=first_step_at)
 

@@ -8,7 +8,7 @@ from segue.policy.estimates import situation
 from segue.policy.handover import may_come_back
 from segue.policy.outlook import wants_spot
 from segue.records import Capacity, StopReason
-from segue.runlog.entries import HandoverEntry
+from segue.runlog.entries import HandoverEntry, OpenEntry
 from tests.support.histories import Logbook, make_spec
 
 SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND
@@ -66,18 +66,30 @@ def test_without_the_setting_a_run_waits_for_ever():
     assert book.ask().plan.capacity is SPOT
 
 
-def test_a_preemption_begins_a_new_wait():
+def test_a_preemption_begins_a_new_wait_with_the_next_request():
     book = waited_too_long()
     plan = book.plan(SPOT)
     name = book.claim(plan)
     book.commit(name, 20)
     book.seconds += 5000
     book.report(plan, StopReason.NOTICE, attempt_id=name, to_step=20, seconds=5000)
+    book.seconds += 50_000  # The parent was down. Nobody asked for spot.
     assert book.ask().plan.capacity is SPOT
-    book.seconds += 2999
+    begun = book.seconds
+    while book.ask().plan.capacity is SPOT:
+        wait_for_spot(book)
+    assert 3000 <= book.seconds - begun <= 3000 + 60
+
+
+def test_a_run_that_is_started_again_begins_a_new_wait():
+    book = log()
+    plan = book.decide().plan
+    book.seconds += 30
+    book.report(plan, StopReason.CANCELLED, attempt_id=None, got_capacity=False)
+    assert book.decide().action == "cancelled"
+    book.seconds += 5_000_000
+    book.write(OpenEntry, spec=book.spec)
     assert book.ask().plan.capacity is SPOT
-    book.seconds += 1
-    assert book.ask().plan.capacity is ON_DEMAND
 
 
 def test_a_planned_end_on_on_demand_continues_there_while_spot_has_not_come_back():
@@ -141,7 +153,14 @@ def test_a_run_that_is_on_on_demand_for_another_reason_stays_there():
     assert dies_on_spot.decide().plan.capacity is ON_DEMAND
     keeps = waited_too_long(policy={"handover": False})
     assert keeps.decide().plan.capacity is ON_DEMAND
-    for book in (unlimited, dies_on_spot, keeps):
+    preempted = log(policy={"max_preemptions": 1})
+    preempted.attempt(StopReason.NOTICE, SPOT, commit=20)
+    preempted.report(preempted.plan(SPOT), StopReason.NO_CAPACITY, attempt_id=None, got_capacity=False)
+    preempted.seconds += 5000
+    decision = preempted.decide()
+    assert decision.plan.capacity is ON_DEMAND
+    assert decision.plan.start_within_seconds is None  # It keeps its place in the queue.
+    for book in (unlimited, dies_on_spot, keeps, preempted):
         assert not may_come_back(book.spec, book.history)
 
 
@@ -154,7 +173,8 @@ def test_a_budget_that_does_not_pay_for_on_demand_up_to_the_goal_keeps_the_run_o
     decision = book.ask()
     assert decision.plan.capacity is capacity
     assert not decision.plan.ignores_deadline
-    assert ("spot in spite of policy.max_wait_seconds" in decision.reason) is (capacity is SPOT)
+    short = "spot in spite of policy.max_wait_seconds, because the budget wins: the rest on on-demand costs 0.88"
+    assert (short in decision.reason) is (capacity is SPOT)
 
 
 def test_old_logs_have_no_field_for_it():

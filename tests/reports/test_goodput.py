@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
+
 import pytest
 
 from segue.clock import SystemClock
@@ -24,26 +27,32 @@ def attempt(book: Logbook, *, to: int, lost: int = 0, capacity: Capacity = Capac
     if to - lost > start:
         book.commit(name, to - lost)
     seconds = sum(fields.get("phase_seconds", {}).values())
-    facts = {"to_step": to, "lost_steps": lost, "seconds": seconds} | fields
+    facts = {"to_step": to, "lost_steps": lost, "seconds": seconds, "train_seconds": 1e6} | fields
     book.report(plan, StopReason.LOST if lost else StopReason.NOTICE, attempt_id=name, **facts)
+
+
+def seconds_of(book: Logbook, **more) -> dict[str, float]:
+    return dict(goodput_of(book.history, charges_of(book.spec, book.history), **more).seconds)
 
 
 def test_the_causes_of_an_attempt_add_up_to_its_seconds():
     book = Logbook(make_spec())
     attempt(book, to=50, lost=7, phase_seconds=PHASES)
-    found = goodput_of(book.history)
+    found = goodput_of(book.history, charges_of(book.spec, book.history))
     # 49 steps took 98 s: 2 s each. The first took 3 s, of which 2 are the step.
-    assert found.seconds == {
-        "training": 98 + 2 - 14,
-        "lost work": 14,
-        "build": 4,
-        "setup and restore": 6,
-        "first step": 1,
-        "saves": 5,
-        "evaluation": 2,
-        "end": 1,
-    }
-    assert found.total_seconds == sum(PHASES.values()) == 119
+    assert found.seconds == pytest.approx(
+        {
+            "training": 98 + 2 - 14,
+            "lost work": 14,
+            "build": 4,
+            "setup and restore": 6,
+            "first step": 1,
+            "saves": 5,
+            "evaluation": 2,
+            "end": 1,
+        }
+    )
+    assert found.total_seconds == pytest.approx(119)
     assert found.share == pytest.approx(86 / 119)
     assert found.sentence == (
         "72% of 119 s in steps that count; lost work 14 s, setup and restore 6 s, saves 5 s, build 4 s, "
@@ -51,37 +60,66 @@ def test_the_causes_of_an_attempt_add_up_to_its_seconds():
     )
 
 
-def test_replayed_steps_count_as_training_for_as_long_as_the_other_steps_take():
-    book = Logbook(make_spec())
+def resumed(book: Logbook, *, rows: int, to: int, **fields) -> dict[str, float]:
+    """The seconds of a second attempt, which resumes and compares `rows` steps."""
     attempt(book, to=20, phase_seconds=PHASES)
-    plan = book.plan()
-    name = book.claim(plan)
-    book.verdict(VerdictKind.EXACT)  # It has compared no rows, so nothing of the replay is training.
-    phases = {"restore": 5.0, "replay": 30.0, "step": 20.0}
-    book.report(plan, StopReason.NOTICE, attempt_id=name, to_step=40, seconds=55.0, phase_seconds=phases)
-    without = goodput_of_attempt(book.history, book.history.last_reports()[-1])
-    assert without.seconds["replay"] == 30
-
-    resumed = Logbook(make_spec())
-    attempt(resumed, to=20, phase_seconds=PHASES)
-    resumed.resume(VerdictKind.EXACT, rows=8)
-    report = resumed.history.last_reports()[-1]
-    report = report.model_copy(update={"to_step": 40, "seconds": 55.0, "phase_seconds": phases})
-    found = goodput_of_attempt(resumed.history, report)
-    usual = 20.0 / (20 - 8)
-    assert found.seconds["training"] == pytest.approx(20 + 8 * usual)
-    assert found.seconds["replay"] == pytest.approx(30 - 8 * usual)
-    assert found.total_seconds == pytest.approx(55)
+    book.resume(VerdictKind.EXACT, rows=rows)
+    report = book.history.last_reports()[-1]
+    seconds = sum(fields["phase_seconds"].values())
+    made = report.model_copy(update={"to_step": to, "seconds": seconds, "train_seconds": 1e6} | fields)
+    found = goodput_of_attempt(book.history, made, lost_steps=made.lost_steps)
+    assert found.total_seconds == pytest.approx(seconds)
+    assert min(found.seconds.values()) >= 0
+    return dict(found.seconds)
 
 
-def test_an_attempt_without_a_machine_or_of_an_older_version():
+def test_compared_steps_count_as_training_for_as_long_as_the_other_steps_take():
+    phases = {"restore": 5.0, "replay": 30.0, "step": 24.0}
+    assert resumed(Logbook(make_spec()), rows=0, to=40, phase_seconds=phases)["replay"] == 30
+    found = resumed(Logbook(make_spec()), rows=8, to=40, phase_seconds=phases)
+    assert found == pytest.approx({"training": 24 + 8 * 2, "replay": 30 - 8 * 2, "setup and restore": 5})
+
+
+def test_lost_steps_of_the_replay_are_lost_work():
+    phases = {"restore": 5.0, "replay": 30.0, "step": 6.0}
+    found = resumed(Logbook(make_spec()), rows=8, to=31, lost_steps=11, phase_seconds=phases)
+    assert found == pytest.approx({"lost work": 11 * 2, "replay": 30 - 8 * 2, "setup and restore": 5})
+
+
+def test_the_time_in_a_step_that_never_ended_is_lost_work():
+    hung = Logbook(make_spec())
+    attempt(hung, to=50, train_seconds=49.0, phase_seconds={"first step": 1.0, "step": 649.0})
+    assert seconds_of(hung) == pytest.approx({"training": 50, "lost work": 600})
+
+
+def test_steps_that_a_later_attempt_makes_again_are_lost_work():
+    book = Logbook(make_spec())
+    attempt(book, to=20, phase_seconds={"first step": 2.0, "step": 38.0})
+    attempt(book, to=50, phase_seconds={"first step": 2.0, "step": 58.0})
+    book.quarantine(book.history.newest.ref)
+    attempt(book, to=60, phase_seconds={"first step": 2.0, "step": 78.0})
+    assert seconds_of(book) == pytest.approx({"training": 40 + 80, "lost work": 60})
+
+
+def test_an_attempt_that_died_is_scaled_to_the_seconds_that_are_charged():
+    book = Logbook(make_spec())
+    attempt(book, to=50, seconds=100.0, phase_seconds={"build": 100.0, "first step": 2.0, "step": 98.0})
+    found = goodput_of(book.history, charges_of(book.spec, book.history))
+    assert found.total_seconds == pytest.approx(100)
+    assert found.share == pytest.approx(0.5)
+
+
+def test_an_attempt_without_a_machine_of_an_older_version_or_alive():
     book = Logbook(make_spec())
     book.not_started()
-    assert goodput_of(book.history).share is None
-    assert goodput_of(book.history).sentence == ""
+    standbys = {"standby_seconds": 100.0}
+    assert seconds_of(book, **standbys) == {}
     attempt(book, to=50, lost=10, seconds=100.0, train_steps=40, train_seconds=80.0)
-    assert goodput_of(book.history).seconds == {"start": 20, "training": 60, "lost work": 20}
-    assert goodput_of(book.history, standby_seconds=100).share == pytest.approx(60 / 200)
+    usual = 80 / 49
+    assert seconds_of(book) == pytest.approx({"start": 20, "training": 80 - 10 * usual, "lost work": 10 * usual})
+    book.claim(book.plan())
+    with_live = goodput_of(book.history, charges_of(book.spec, book.history, live_seconds=500.0), **standbys)
+    assert with_live.total_seconds == pytest.approx(200)
 
 
 def test_money_by_cause_adds_up_to_all_charges():
@@ -91,7 +129,9 @@ def test_money_by_cause_adds_up_to_all_charges():
     plan = book.plan(Capacity.ON_DEMAND, deployment=book.spec.pools.on_demand)
     name = book.claim(plan)
     book.commit(name, 80, size_bytes=2 * 10**9)
-    book.report(plan, StopReason.BOUND, attempt_id=name, to_step=80, seconds=119.0, phase_seconds=PHASES)
+    book.report(
+        plan, StopReason.BOUND, attempt_id=name, to_step=80, seconds=119.0, train_seconds=1e6, phase_seconds=PHASES
+    )
     charges = charges_of(book.spec, book.history)
     assert sum(charge.cost for charge in charges) == pytest.approx(119 * 0.001 + 119 * 0.01 + 2.0)
     standby = Charge(Capacity.SPOT, book.now, 60.0, 3.6, use="standbys")
@@ -101,9 +141,19 @@ def test_money_by_cause_adds_up_to_all_charges():
     assert costs["lost work"] == pytest.approx(14 * 0.001)
     assert (costs["data"], costs["standbys"]) == (2.0, pytest.approx(0.06))
     assert next(iter(costs)) == "data"
-    month = month_of(book.now, book.spec.budget.zone)
-    found = RunCharges("r", "", "EUR", charges, charges_by_cause(book.history, charges)).within(month)
-    assert sum(charge.cost for _, charge in found.causes) == pytest.approx(sum(each.cost for each in found.charges))
+
+
+def test_the_causes_of_a_month_add_up_to_the_cost_of_the_month():
+    book = Logbook(make_spec(pools={"spot_price": 3600.0, "on_demand_price": 36000.0}))
+    attempt(book, to=50, lost=7, phase_seconds=PHASES)
+    charges = charges_of(book.spec, book.history)
+    whole = RunCharges("r", "", "EUR", charges, book.history)
+    january = month_of(book.now, book.spec.budget.zone)
+    cut = replace(january, ends_at=charges[0].began_at + timedelta(seconds=40))
+    for month, cost in ((january, 119.0), (cut, 40.0)):
+        part = whole.within(month)
+        assert part.cost == pytest.approx(cost)
+        assert sum(charge.cost for _, charge in part.causes) == pytest.approx(cost)
 
 
 def test_the_report_of_a_run_names_its_goodput():
@@ -125,7 +175,7 @@ def test_a_real_attempt_explains_its_seconds(fork_server, make_spec):
     history = read_history(runlog)
     (report,) = history.last_reports()
     assert sum(report.phase_seconds.values()) == pytest.approx(report.seconds, rel=0.01)
-    found = goodput_of(history)
+    found = goodput_of(history, charges_of(spec, history))
     assert found.total_seconds == pytest.approx(report.seconds, rel=0.01)
     assert found.seconds["training"] >= 299 * 0.01
     assert {"saves", "setup and restore", "build", "evaluation"} <= found.seconds.keys()

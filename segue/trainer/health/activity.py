@@ -64,7 +64,7 @@ class Activity:
         began = clock.monotonic() if begun_at is None else begun_at
         self._now_in: tuple[Phase, float, dict[Phase, float]] = ("build", began, {})
         """The phase, its begin, and the seconds in the phases before. The heartbeat thread reads all at once."""
-        self._number, self._steps = 0, StepTime()
+        self._steps = StepTime()
         self.longest_evaluation_seconds: float | None = None
         self.mark = Mark("starting", 0, 0)
         self.is_reported = False
@@ -107,9 +107,9 @@ class Activity:
     def step_done(self, step: int) -> None:
         """Record the end of a step."""
         self._steps.step_done(self._clock.monotonic())
-        self._number += 1
         # A step after the last save does not set the phase back to training.
-        self._mark(Mark("ending" if self.mark.kind == "ending" else "training", self._number, step))
+        kind: Kind = "ending" if self.mark.kind == "ending" else "training"
+        self._mark(Mark(kind, self.mark.number + 1, step))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -201,8 +201,7 @@ class Activity:
         return self.limit_seconds(spec, ranks=2) - spec.liveness.hang_seconds / 2
 
     def _set(self, kind: Kind) -> None:
-        self._number += 1
-        self._mark(Mark(kind, self._number, self.mark.step))
+        self._mark(Mark(kind, self.mark.number + 1, self.mark.step))
 
     def _mark(self, mark: Mark) -> None:
         with self._taking:

@@ -13,6 +13,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from segue.doctor.check import examine
+from segue.doctor.pools.queue_judgement import blocker
 from segue.doctor.server_judgement import Database, Recovery
 from segue.doctor.subject import Subject
 from segue.errors import OrchestratorError, QueueMissingError
@@ -218,12 +219,12 @@ def test_a_queue_that_no_worker_asks_is_found_and_one_that_was_just_made_is_not(
     client, on_pods, make_spec, monkeypatch
 ):
     deployment, pool = on_pods(variables={"command": ENGINE}, queue="gpu")
-    assert read_pool(client, deployment).blocker is None, "a worker may ask for it within the minute"
+    assert blocker(read_pool(client, deployment)) is None, "a worker may ask for it within the minute"
     monkeypatch.setattr("segue.prefect.run_pools._SEEN_WITHIN", timedelta(0))
     found = outcomes(make_spec(pools={"spot": deployment}))
     bad("pool.queue", found["pool.queue"], "warn", f"no worker of the pool {pool} takes flow runs from its queue gpu")
     client.get_scheduled_flow_runs_for_work_pool(work_pool_name=pool, work_queue_names=["gpu"])
-    awaited(lambda: read_pool(client, deployment).blocker is None)
+    awaited(lambda: blocker(read_pool(client, deployment)) is None)
 
 
 @makes_fail("prefect.server")

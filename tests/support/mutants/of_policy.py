@@ -131,7 +131,10 @@ MUTANTS = (
                 "        return max(self.caps, key=lambda cap: cap.left)",
             ),
             ("        if known is not None and known.month == month.name:", "        if known is not None:"),
-            ("    if purse.affordable_seconds(price) <= needed:", "    if purse.affordable_seconds(price) < 0:"),
+            (
+                "    if purse.affordable_seconds(price, start_cost=start_cost) <= needed:",
+                "    if purse.affordable_seconds(price, start_cost=start_cost) < 0:",
+            ),
             ("        return self.renewed_in_seconds + self.limit / price * HOUR", "        return seconds"),
         ),
     ),
