@@ -46,4 +46,4 @@ def _end_late_starts(client: SyncPrefectClient) -> None:
     try:
         end_late_starts(client, UUID(str(own)), due=due)
     except SILENCE as error:
-        get_run_logger().warning("late starts were not ended reason=%s", type(error).__name__)
+        get_run_logger().warning("could not cancel late flow runs of recover reason=%s", type(error).__name__)

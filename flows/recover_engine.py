@@ -54,7 +54,7 @@ def seconds_until_due(environment: Mapping[str, str]) -> float:
             return 0.0
         return max((datetime.fromisoformat(due) - now).total_seconds(), 0.0)
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
-        sys.stderr.write(f"cannot find out whether this start is early: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"cannot find out whether this flow run is early: {type(error).__name__}: {error}\n")
         return 0.0
 
 
@@ -69,10 +69,10 @@ def ended_as_late(environment: Mapping[str, str]) -> bool:
         later, _ = server.ask("POST", "/flow_runs/filter", _later_than(own))
         if not later:
             return False
-        state = {"type": "COMPLETED", "message": "this start is late and made no look; a later start makes it"}
+        state = {"type": "COMPLETED", "message": "this flow run is late; a later flow run makes the check"}
         server.ask("POST", f"/flow_runs/{own['id']}/set_state", {"state": state, "force": True})
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
-        sys.stderr.write(f"cannot find out whether this start is late: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"cannot find out whether this flow run is late: {type(error).__name__}: {error}\n")
         return False
     return True
 

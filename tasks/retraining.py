@@ -121,7 +121,7 @@ def evaluate_candidate(spec: RetrainSpec, start: SlotStart) -> Models:
         except ModelChangedError as error:
             if is_last:
                 raise
-            logger.info("comparing again reason=%s", error)
+            logger.info("candidate not recorded, evaluating it again reason=%s", error)
             continue
         logger.info(
             "candidate recorded promoted=%s decide_by=%s reason=%s",

@@ -100,7 +100,7 @@ def _in_log_too(show: Show) -> Show:
 
     def tell(waiting: str | None) -> None:
         if waiting is not None:
-            logger.info("not started yet: %s", waiting)
+            logger.info("the trainer has not started yet: %s", waiting)
         show(waiting)
 
     return tell

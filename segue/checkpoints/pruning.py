@@ -93,7 +93,7 @@ class Pruner:
                 names = {item.key.removeprefix(f"{runlog.run_id}/") for item in found}
                 self._delete(runlog.run_id, names - used, tiers=[store])
             except StoreReadError as error:
-                log.warning("earlier tries of a save could not be deleted store=%s reason=%s", store.url, error)
+                log.warning("could not delete objects of earlier tries of a save store=%s reason=%s", store.url, error)
 
     def _sweep(self, runlog: RunLog, history: History) -> None:
         """Delete shards of earlier attempts that no record names.

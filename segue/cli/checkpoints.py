@@ -106,7 +106,7 @@ def import_file(
     config: Annotated[Path | None, typer.Option(help="TOML run spec; options override it.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, data order and every random stream.")] = None,
     step: Annotated[
-        int, typer.Option(min=0, help="Global step of the first checkpoint; the run counts on from this step.")
+        int, typer.Option(min=0, help="Global step of the first checkpoint; the run continues from this step.")
     ] = 0,
     partial: Annotated[
         bool, typer.Option("--partial", help="For weights that the file does not have, keep those of the recipe.")

@@ -18,9 +18,7 @@ from segue.stores import open_store
 def recover(
     store: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Store to look into: a folder, or a bucket as s3://, gs:// or az://bucket/prefix; repeatable."
-        ),
+        typer.Option(help="Store to check: a folder, or a bucket as s3://, gs:// or az://bucket/prefix; repeatable."),
     ] = None,
     endpoint_url: Endpoint = None,
     take_over: Annotated[

@@ -68,7 +68,9 @@ def begin_with(spec: RunSpec, source: Source, reset: list[str]) -> None:
     without = f", without its {' and '.join(report.fork.reset)}" if report.fork.reset else ""
     begins = "begins" if report.is_new else "began"
     if report.as_built:
-        errors.print(f"note: begins as built, {report.fork.name} has none: {', '.join(report.as_built)}", markup=False)
+        kept = ", ".join(report.as_built)
+        note = f"note: the recipe's initial state is used for components that {report.fork.name} does not have: {kept}"
+        errors.print(note, markup=False)
     errors.print(f"run {spec.run_id} {begins} with {report.fork.name}{without}", markup=False)
 
 

@@ -101,7 +101,7 @@ class Inspection:
         try:
             self._follow(path, value, depth)
         except Exception as error:  # The object cannot be read; this must not end an attempt.
-            log.debug("value not followed path=%s error=%s", path, type(error).__name__)
+            log.debug("skipped a value that cannot be read path=%s error=%s", path, type(error).__name__)
 
     def _follow(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, PLAIN):

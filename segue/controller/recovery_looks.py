@@ -83,7 +83,7 @@ class Look:
             )
             write_look(self.store, record)
         except (StoreReadError, StoreWriteError) as error:
-            log.warning("could not record the end of the look store=%s reason=%s", self.store.url, error)
+            log.warning("could not record the end of this check store=%s reason=%s", self.store.url, error)
 
 
 def begin_look(
@@ -109,7 +109,7 @@ def _has_another(store: Store) -> bool:
         now = probed_at(store)
         ages = {"begun_seconds_ago": _age(now, begun_at(store)), "ended_seconds_ago": _age(now, ended_at(store))}
     except StoreReadError as error:
-        log.warning("could not read the records of other looks store=%s reason=%s", store.url, error)
+        log.warning("could not read the records of other checks store=%s reason=%s", store.url, error)
         return False
     return is_needless(**ages)
 
@@ -136,7 +136,7 @@ def seconds_without_look(store: Store, *, now: datetime) -> float | None:
 
 def silence_sentence(seconds: float) -> str:
     """Return a sentence about the consequence if no check has ended for `seconds`."""
-    return f"no look of `recover` has ended for {duration(seconds)}: a parent that dies is not started again"
+    return f"no check by `recover` has completed for {duration(seconds)}: dead parents are not started again"
 
 
 class SilenceWatch:

@@ -198,7 +198,7 @@ def run_standby(
 ) -> SegmentReport | Left | None:
     """Wait as a standby, then train the assigned attempt like `run_attempt`.
 
-    If no attempt comes, return the reason why the standby left. The function returns None if another process holds the
+    If no attempt is assigned, return the reason why the standby left. Return None if another process holds the
     attempt.
     """
     runlog = _patiently(lambda: open_log(spec, clock=clock).reload(), what="log")

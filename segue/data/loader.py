@@ -1,4 +1,4 @@
-"""Yields batches, and the batches of one step, from any position of the sample order. The settings of the user's own
+"""Yields batches from any position of the sample order, one by one or grouped by step. The settings of the user's own
 DataLoader are kept."""
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _order_of(loader: DataLoader[Any], *, recipe: str, seed: int, skips: tuple[S
     assert loader.batch_size is not None
     count = len(loader.dataset)  # type: ignore[arg-type]
     if count < (loader.batch_size if loader.drop_last else 1):
-        why = f"its data set of {count} samples gives no batch of {loader.batch_size}."
+        why = f"its data set of {count} samples does not fill one batch of {loader.batch_size}."
         raise RecipeError(recipe=recipe, why=why, fix="give more samples, or a smaller batch_size.")
     return SampleOrder(
         count=count,
@@ -183,7 +183,7 @@ def _order_of(loader: DataLoader[Any], *, recipe: str, seed: int, skips: tuple[S
 def _sampled(loader: DataLoader[Any], *, recipe: str, seed: int, skips: tuple[Skip, ...]) -> SampledOrder:
     draws = Draws(loader, recipe=recipe, seed=seed)
     if not draws.samples:
-        why = f"its DataLoader's {type(draws.sampler).__name__} gives no batch."
+        why = f"the {type(draws.sampler).__name__} of its DataLoader yields no batch."
         raise RecipeError(recipe=recipe, why=why, fix="give more samples, or smaller batches.")
     return SampledOrder(
         count=len(loader.dataset),  # type: ignore[arg-type]

@@ -100,12 +100,14 @@ def vendor_platform(dmi: Path) -> str | None:
 
 def _searched(subject: Subject, vendor: str | None) -> Result:
     if subject.platform is not None:
-        return ok(f"the metadata service of {subject.platform} answers and would be watched")
+        return ok(
+            f"the metadata service of {subject.platform} answers, and a run on this machine watches it for notices"
+        )
     if vendor == "aws" and is_disabled(subject.environ):
-        return fail(f"this is a machine of aws, but {DISABLED_VARIABLE} is set", fix=_ENABLE)
+        return fail(f"this machine is on aws, but {DISABLED_VARIABLE} is set", fix=_ENABLE)
     if vendor is not None:
-        return fail(f"this is a machine of {vendor}, but its metadata service does not answer here", fix=_UNSEEN)
-    return ok(f"this machine is not of a known cloud; {_SIGNALS}")
+        return fail(f"this machine is on {vendor}, but its metadata service does not answer here", fix=_UNSEEN)
+    return ok(f"this machine is on no known cloud; {_SIGNALS}")
 
 
 def _answers(name: str, subject: Subject) -> bool:

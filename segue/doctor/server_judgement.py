@@ -128,7 +128,7 @@ def judge_recovery(found: Recovery) -> Result:
             )
         case Recovery.LIMITED:
             return fail(
-                "the deployment recover/recover has a concurrency limit: a look that dies together with the server "
+                "the deployment recover/recover has a concurrency limit: a flow run that dies together with the server "
                 f"keeps its slot, every later one is cancelled, and {lost}",
                 fix=_NO_LIMIT.format("recover"),
             )

@@ -108,7 +108,7 @@ def tracked_end(runlog: RunLog, history: History, *, folder: Path) -> TrackedEnd
         (folder / "run.png").write_bytes(draw(runlog))
         files.append(folder / "run.png")
     except MissingExtraError as error:
-        log.info("tracker gets no picture reason=%s", error)
+        log.info("plot of the run not sent to the tracker reason=%s", error)
     return TrackedEnd(
         status=_STATUS.get(last.action, "failed"),
         reason=last.reason,

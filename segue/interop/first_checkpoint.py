@@ -74,7 +74,7 @@ def require_unbegun(history: History, *, run_id: str) -> None:
         newest = (history.newest or history.checkpoints[-1]).ref
         what = f"its attempt {newest.attempt_id} committed a checkpoint of step {newest.step}"
     elif plan is not None and not history.is_import(plan.segment, plan.attempt):
-        what = f"segment {plan.segment} attempt {plan.attempt} on {plan.capacity} may be at work"
+        what = f"segment {plan.segment} attempt {plan.attempt} on {plan.capacity} may still be running"
     elif history.damage:
         what = f"its record {history.damage[0].key} may be a checkpoint and cannot be read ({history.damage[0].why})"
     if what is not None:

@@ -43,8 +43,10 @@ class ForkReport(Value):
     step: int = Field(ge=0, description="First step number of the run.")
     fork: Fork
     checkpoint: CheckpointRef
-    is_new: bool = Field(description="Whether it was committed now; False if the run had it already.")
-    as_built: tuple[str, ...] = Field((), description="State that only the recipe has; it begins as built.")
+    is_new: bool = Field(description="Whether the checkpoint was committed now; False: the run already had it.")
+    as_built: tuple[str, ...] = Field(
+        (), description="Components that only the recipe has; they begin with the recipe's initial state."
+    )
 
 
 def fork_run(

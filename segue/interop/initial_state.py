@@ -97,7 +97,8 @@ def _notes(recipe: Recipe, fit: Fit) -> list[str]:
     if fit.prefix:
         notes.append(f"the prefix {fit.prefix!r} was removed from every name in the file")
     if fit.kept_as_built:
-        notes.append(f"as the recipe builds them, because the file lacks them: {', '.join(fit.kept_as_built)}")
+        kept = ", ".join(fit.kept_as_built)
+        notes.append(f"the recipe's initial values are used for weights that the file does not contain: {kept}")
     if fit.converted:
         notes.append(f"converted to the model's element type: {', '.join(fit.converted)}")
     if recipe.extra:

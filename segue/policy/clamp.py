@@ -55,7 +55,8 @@ def permits_spot(now: Situation) -> bool:
     """Whether one more spot attempt is safe. Without a deadline, every spot attempt is safe.
 
     While no rate is measured, the clamp cannot promise that the deadline is met. Probes may measure nothing, because no
-    capacity comes or because the probes die early. Such probes may use no more than their share of the time.
+    capacity comes or because the probes die early. Such probes may use at most `policy.probe_share` of the remaining
+    time.
     """
     if now.remaining_seconds is None:
         return True

@@ -64,7 +64,7 @@ class Queues:
     spot_free_at: datetime | None = None
     """The time at which spot has a slot for this run. The value is None if spot has a slot now, or has no limit."""
     slots_ratio: float = 0.0
-    """Number of slots of spot for each slot of on-demand. The value is 0 if spot or on-demand has no limit."""
+    """Ratio of spot slots to on-demand slots. The value is 0 if spot or on-demand has no limit."""
 
     @classmethod
     def of(cls, *, spot: Slots, on_demand: Slots, now: datetime) -> Queues:

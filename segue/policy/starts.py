@@ -55,9 +55,9 @@ class StartLimit:
     def in_words(self, *, seconds: float) -> str:
         """Explain in words why a start that has taken this number of seconds is slow."""
         if self.usual_seconds is None:
-            return f"the start takes longer than {seconds:.0f} s, and none on this pool is known yet"
-        before = f"{SHARE:.0%} of the {self.known} starts" if self.known > 1 else "the one start"
-        longest = f"{before} on this pool before took at most {self.usual_seconds:.0f} s"
+            return f"the start takes longer than {seconds:.0f} s, and no earlier start on this pool is known"
+        before = f"{SHARE:.0%} of the {self.known} earlier starts" if self.known > 1 else "the only earlier start"
+        longest = f"{before} on this pool took at most {self.usual_seconds:.0f} s"
         return f"the start takes longer than {seconds:.0f} s, and {longest}"
 
 

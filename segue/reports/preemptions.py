@@ -86,7 +86,7 @@ def preemptions(spec: RunSpec, history: History, *, beat: Heartbeat | None = Non
 def notice_counts(taken: Sequence[Preemption]) -> str | None:
     """Return a text with the numbers of answered and unanswered notices, by phase of the attempt.
 
-    Return None without a notice.
+    Return None if there was no notice.
     """
     texts = []
     for was_answered, word in ((True, "answered"), (False, "not answered")):

@@ -53,9 +53,9 @@ class Comparison(FiniteValue):
     """
 
     metric: str
-    candidate: Interval | None = Field(description="None if no row could be compared.")
+    candidate: Interval | None = Field(description="Mean of the candidate; None if no row could be compared.")
     in_service: Interval | None = Field(
-        None, description="None if no model was in service, or no row could be compared."
+        None, description="Mean of the model in service; None if there was none, or no row could be compared."
     )
     gain: Interval | None = Field(None, description="Gain of the candidate as a share, from paired rows.")
     left_out: LeftOut = Field(LeftOut(), exclude_if=lambda rows: not rows.count)
@@ -71,7 +71,7 @@ class Comparison(FiniteValue):
     group_notes: tuple[str, ...] = Field(
         (),
         exclude_if=lambda notes: not notes,
-        description="Subgroups that are new, gone, or have too few rows, in sentences.",
+        description="Sentences about subgroups that are new, missing, or have too few rows.",
     )
 
     @property
@@ -94,7 +94,9 @@ class Training(FiniteValue):
     cost: float = Field(ge=0)
     currency: str = ""
     saved_share: float | None = Field(None, description="Savings as a share of the cost on on-demand alone.")
-    late_seconds: float | None = Field(None, description="Negative if early; None if there is no deadline.")
+    late_seconds: float | None = Field(
+        None, description="Delay after the deadline; negative if the run was early; None if there is no deadline."
+    )
     hashes: dict[str, str] = Field(default_factory=dict, description="Hashes of the training code and configuration.")
 
 
@@ -107,7 +109,7 @@ class SlotStart(Record):
     changes: tuple[str, ...] = Field((), description="Differences from the previous window, in sentences.")
     gate: GateResult
     docs: str | None = Field(None, description="Folder of the check's Data Docs in the store.")
-    run: RunSpec | None = Field(None, description="None if the data did not pass.")
+    run: RunSpec | None = Field(None, description="Run spec of the slot; None if the data did not pass the gate.")
     start_version: int | None = Field(
         None, description="Version whose weights are the run's first weights; None: from scratch."
     )
@@ -208,7 +210,7 @@ class Trigger(Record):
     kind: Literal["trigger"] = "trigger"
     slot: AwareDatetime
     cause: Cause
-    key: str = Field(description="Hash of the cause; looks that see the same files give the same key.")
+    key: str = Field(description="Hash of the cause; checks that find the same files give the same key.")
     why: str
 
 

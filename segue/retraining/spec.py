@@ -88,18 +88,31 @@ class GateSpec(FiniteValue):
         None, description="Column with the time of each row, for max_age_hours: a time, or text in ISO 8601."
     )
     max_age_hours: float | None = Field(
-        None, gt=0, description="Greatest age in hours of the newest row at the slot's time; needs time_column."
+        None,
+        gt=0,
+        description="Highest permitted age in hours of the newest row at the slot's time; needs time_column.",
     )
     min_rows_share: float | None = Field(
-        None, gt=0, description="Least number of rows of a period, as a share of the mean over the window's periods."
+        None,
+        gt=0,
+        description="Lowest permitted number of rows of a period, as a share of the mean over the window's periods.",
     )
     max_rows_share: float | None = Field(
-        None, gt=0, description="Greatest number of rows of a period, as a share of the same mean."
+        None,
+        gt=0,
+        description="Highest permitted number of rows of a period, as a share of the mean over the window's periods.",
     )
     max_psi: float | None = Field(
-        None, gt=0, description="Greatest population stability index of a column, against the previous window."
+        None,
+        gt=0,
+        description="Highest permitted population stability index (PSI) of a column, against the previous window.",
     )
-    max_ks: float | None = Field(None, gt=0, le=1, description="Greatest Kolmogorov-Smirnov distance of a column.")
+    max_ks: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Highest permitted Kolmogorov-Smirnov (KS) distance of a column, against the previous window.",
+    )
     drift_columns: tuple[str, ...] | None = Field(None, description="Columns whose drift is computed; None: all.")
 
     @field_validator("max_age_hours")
@@ -118,20 +131,25 @@ class EvaluationSpec(FiniteValue):
         description="Function of a model and a frame, as package.module:function; it returns a dict with an array for "
         "each metric, with a number for each row; lower numbers are better.",
     )
-    metric: str | None = Field(None, description="Metric that decides; None: the first metric of the dict.")
+    metric: str | None = Field(
+        None, description="Metric that decides on the promotion; None: the first metric of the dict."
+    )
     min_gain: float = Field(
-        0.0, description="Least gain in that metric, as a share; the lower end of the 95 % interval must reach it."
+        0.0,
+        description="Smallest gain for a promotion, as a share; the lower end of the 95 % interval must reach it.",
     )
     guards: dict[str, float] = Field(
-        default_factory=dict, description="For each further metric, the share by which it may be worse at most."
+        default_factory=dict, description="Largest permitted loss of each further metric, as a share."
     )
     groups: tuple[str, ...] = Field(
         (),
         description="Columns whose values divide the rows into subgroups to compare; missing values form a subgroup.",
     )
-    max_group_loss: float = Field(0.05, ge=0, description="Share by which a subgroup may be worse at most.")
+    max_group_loss: float = Field(0.05, ge=0, description="Largest permitted loss of a subgroup, as a share.")
     min_group_rows: int = Field(
-        100, gt=0, description="Least rows of a subgroup; smaller subgroups of a column are compared together."
+        100,
+        gt=0,
+        description="Smallest number of rows of a subgroup; smaller subgroups of a column are compared together.",
     )
 
 
@@ -155,7 +173,7 @@ class PublishSpec(FiniteValue):
     """The part of a run that becomes the candidate, and the way to load it."""
 
     checkpoint: typing.Literal["last", "best"] = Field(
-        "last", description="The run's last checkpoint, or its checkpoint with the best metric."
+        "last", description="Checkpoint to publish: the last of the run, or the one with the best metric."
     )
     component: str = Field(
         "model",
@@ -194,7 +212,7 @@ class RetrainSpec(Record):
     )
     timezone: str = Field("UTC", description="Time zone of the schedule and the periods, e.g. Europe/Berlin.")
     schedule: str | None = Field(
-        None, description='Cron expression in that time zone, e.g. "0 6 2 * *"; None: slots are started by hand.'
+        None, description='Cron expression in `timezone`, e.g. "0 6 2 * *"; None: slots are started by hand.'
     )
     ready_within_hours: float | None = Field(
         None, gt=0, description="Hours from the slot's time to the deadline of its run; None: no deadline."
@@ -223,7 +241,8 @@ class RetrainSpec(Record):
     )
     data: WindowSpec
     trigger: TriggerSpec | None = Field(
-        None, description="Other causes of slots; None: only the schedule and people start slots."
+        None,
+        description="Triggers that start slots besides the schedule; None: only the schedule and people start slots.",
     )
     gate: GateSpec = GateSpec()
     run: dict[str, JsonValue] = Field(
@@ -312,7 +331,7 @@ class MissingPeriod(FiniteValue):
     """A period without files."""
 
     period: str
-    pattern: str = Field(description="Place at which its files were expected.")
+    pattern: str = Field(description="Place at which files of the period were expected.")
 
 
 class Window(Record):

@@ -32,9 +32,15 @@ class DriftSpec(FiniteValue):
         min_length=1, description="Place of the files: a path, a glob, or a folder or bucket prefix that ends with '/'."
     )
     newest_files: int = Field(7, ge=1, description="Number of newest files, by name, that are read.")
-    max_psi: float | None = Field(None, gt=0, description="Greatest population stability index of a column.")
+    max_psi: float | None = Field(
+        None, gt=0, description="Limit of a column's population stability index (PSI); a slot starts above it."
+    )
     max_ks: float | None = Field(
-        None, gt=0, le=1, validate_default=True, description="Greatest Kolmogorov-Smirnov distance of a column."
+        None,
+        gt=0,
+        le=1,
+        validate_default=True,
+        description="Limit of a column's Kolmogorov-Smirnov (KS) distance; a slot starts above it.",
     )
     columns: tuple[str, ...] | None = Field(
         None, min_length=1, description="Columns to compare; None: all columns in both data sets."
@@ -59,11 +65,11 @@ class DriftSpec(FiniteValue):
 class TriggerSpec(FiniteValue):
     """The causes of a slot besides the schedule and a person. The deployment watch/NAME checks for these causes."""
 
-    every_minutes: float = Field(10.0, ge=1, description="Minutes between two looks.")
+    every_minutes: float = Field(10.0, ge=1, description="Minutes between two checks for new or drifted data.")
     event: str | None = Field(
         None,
         min_length=1,
-        description="Name of a Prefect event that starts an additional look at once, e.g. lake.flights.delivered.",
+        description="Name of a Prefect event that starts an additional check at once, e.g. lake.flights.delivered.",
     )
     arrival: ArrivalSpec | None = None
     drift: DriftSpec | None = Field(None, validate_default=True)

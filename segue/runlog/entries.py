@@ -99,14 +99,13 @@ class StartEntry(Entry):
     number: int = Field(ge=1, description="Number of this start among the starts of the attempt, from 1.")
     deployment: str
     outcome: Literal["requested", "slow", "claimed", "start_failed", "withdrawn"] = Field(
-        description="`requested`: the start was requested on another pool than the first start; `slow`: the start took "
-        "too long, and another start was requested; `claimed`: this start runs the "
+        description="`requested`: the start was requested on a different pool than the first start; `slow`: the "
+        "start took too long, and another start was requested; `claimed`: this start runs the "
         "attempt; `start_failed`: the start failed; `withdrawn`: the start was no longer needed."
     )
     seconds: Seconds = Field(
-        description="Seconds from the time at which a worker took the start to the claim, or to this record; 0: "
-        "no worker "
-        "took the start."
+        description="Seconds from the moment at which a worker took the start until the claim, or until this record "
+        "if there was no claim; 0: no worker took the start."
     )
     reason: str = Field("", description="The compared numbers, in words.")
 

@@ -174,7 +174,7 @@ def long_enough(traces: Sequence[Trace], *, seconds: float) -> tuple[list[Trace]
 
 
 def _too_short(names: str, covers: str, seconds: float) -> TraceError:
-    fix = "give a longer trace, or an earlier deadline."
+    fix = "use a longer trace or an earlier deadline."
     return TraceError(source=names, why=f"{covers}, and the job needs {duration(seconds)}", fix=fix)
 
 

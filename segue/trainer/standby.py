@@ -35,7 +35,7 @@ def boot_and_wait(
     if spec.recipe is not None:
         import_build(spec.recipe)
     folder.boot(rank)
-    log.info("booted, waiting for an assignment")
+    log.info("standby booted, waiting for an assignment")
     while True:
         # The assignment is read before the notice. If a rank left because of the notice, ranks that saw the assignment
         # would wait for it.
@@ -43,6 +43,6 @@ def boot_and_wait(
         if assignment is not None:
             return assignment
         if board.read() is not None or not folder.has_owner() or not started_by.is_alive():
-            log.info("leaving without an assignment")
+            log.info("standby ends without an assignment")
             return None
         clock.sleep(_POLL_SECONDS)

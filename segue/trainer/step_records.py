@@ -71,7 +71,7 @@ class StepRecords:
         self.count(made, samples_seen=samples_seen, seconds=seconds, ended_at=ended_at)
 
     def read_before(self, error: BaseException, *, is_alone: bool) -> None:
-        """Read the kept step after a later step raised `error`, because the kept step may have caused the error.
+        """Read the numbers of the kept step after a later step raised `error`. The kept step may have caused the error.
 
         If there are several ranks, each rank reads only its own numbers, because the ranks no longer exchange numbers.
         `is_alone` is then false.

@@ -41,7 +41,7 @@ def test_the_command_says_with_what_a_run_begins(make_spec, source, capsys, monk
     begin_with(fork, ("source", 40), ["optimizer"])
     begin_with(fork, ("source", None), ["optimizer"])
     assert capsys.readouterr().err.splitlines() == [
-        "note: begins as built, source@40 has none: extra.counter",
+        "note: the recipe's initial state is used for components that source@40 does not have: extra.counter",
         "run fork begins with source@40, without its optimizer",
         "run fork began with source@40, without its optimizer",
     ]

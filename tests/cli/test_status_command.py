@@ -117,8 +117,12 @@ def test_what_cannot_be_stopped_is_refused(make_run, desk):
     ("beat_seconds_ago", "unguarded", "shown"),
     [
         (5, None, None),  # The parent lives, and watches the looks.
-        (5, "no look of `recover` has ended for 4 min; ... Fix: x.", "no look of `recover` has ended for 4 min;"),
-        (300, None, "no look of `recover` has ended for 10 min: a parent that dies is not started again. Fix: `segue"),
+        (
+            5,
+            "no check by `recover` has completed for 4 min; ... Fix: x.",
+            "no check by `recover` has completed for 4 min;",
+        ),
+        (300, None, "no check by `recover` has completed for 10 min: dead parents are not started again. Fix: `segue"),
     ],
 )
 def test_status_says_when_nothing_starts_a_dead_parent_again(make_run, desk, beat_seconds_ago, unguarded, shown):

@@ -16,7 +16,7 @@ from segue.runlog.history import read_history
 from tests.controller.test_steps import START
 from tests.controller.test_wait import Watched
 
-SLOW = "the start takes longer than 120 s, and none on this pool is known yet; a second one was asked for"
+SLOW = "the start takes longer than 120 s, and no earlier start on this pool is known; a second start was requested"
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_the_next_start_on_the_pool_has_twice_the_time_that_the_slow_one_took(wa
     claims(run, plan, at=first_end + 320, by="attempt", ends_at=first_end + 330)
     run.wait(plan)
     assert (run.child.early, run.child.again) == ([], [2])
-    assert "the one start on this pool before took at most 150 s" in read_history(run.log).starts[-3].reason
+    assert "the only earlier start on this pool took at most 150 s" in read_history(run.log).starts[-3].reason
 
 
 @pytest.mark.parametrize(("deadline_in", "asked_at"), [(5000, 120), (205, 20), (100, 20)])

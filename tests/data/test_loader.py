@@ -82,7 +82,7 @@ class Stream(IterableDataset):
     ("loader", "named"),
     [
         (lambda: DataLoader(Stream(), batch_size=2), "IterableDataset"),
-        (lambda: DataLoader(DATA, batch_size=64, drop_last=True), "gives no batch"),
+        (lambda: DataLoader(DATA, batch_size=64, drop_last=True), "does not fill one batch"),
     ],
 )
 def test_a_loader_that_cannot_be_resumed_is_refused_with_the_fix(loader, named):

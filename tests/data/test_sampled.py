@@ -136,7 +136,7 @@ def test_drawing_an_order_leaves_every_stream_as_it_was():
         (lambda: DataLoader(DATA, 8, sampler=[0.5, 1.5]), "does not draw numbers of samples"),
         (lambda: DataLoader(DATA, 8, sampler=[3, -1]), "does not draw numbers of samples"),
         (lambda: DataLoader(DATA, batch_sampler=[1, 2]), "does not draw numbers of samples"),
-        (lambda: DataLoader(DATA, 8, sampler=SubsetRandomSampler([])), "gives no batch"),
+        (lambda: DataLoader(DATA, 8, sampler=SubsetRandomSampler([])), "yields no batch"),
         (lambda: DataLoader(DATA, batch_size=None), "which makes no batches"),
     ],
 )

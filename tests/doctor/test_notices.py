@@ -54,7 +54,7 @@ def test_a_metadata_service_that_is_to_be_watched_and_does_not_answer_is_found(s
 @makes_fail("notices.metadata")
 def test_a_machine_of_a_cloud_whose_service_does_not_answer_is_found(subject, tmp_path):
     (tmp_path / "sys_vendor").write_text("Amazon EC2\n")
-    bad("notices.metadata", notices.metadata(subject(), dmi=tmp_path), "fail", "a machine of aws", "notices = []")
+    bad("notices.metadata", notices.metadata(subject(), dmi=tmp_path), "fail", "this machine is on aws", "notices = []")
 
 
 @makes_fail("notices.metadata")

@@ -182,7 +182,7 @@ def test_a_run_with_a_checkpoint_is_refused_by_that_checkpoint_and_left_as_it_is
 def test_a_run_whose_first_attempt_may_be_at_work_is_refused(make_spec, open_log, weights):
     spec = make_spec()
     decide_next(open_log(spec), spec, clock=SystemClock())
-    with pytest.raises(RunBegunError, match="segment 0 attempt 1 on spot may be at work"):
+    with pytest.raises(RunBegunError, match="segment 0 attempt 1 on spot may still be running"):
         import_weights(spec, weights)
 
 

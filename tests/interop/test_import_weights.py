@@ -210,7 +210,10 @@ def test_a_file_that_lacks_some_is_taken_with_partial_and_the_rest_is_as_a_fresh
     torch.save({name: value for name, value in given.items() if name not in head}, weights)
     report = import_weights(make_spec(), weights, partial=True)
     assert report.kept_as_built == head
-    assert "as the recipe builds them, because the file lacks them: 4.weight, 4.bias" in report.notes
+    assert (
+        "the recipe's initial values are used for weights that the file does not contain: 4.weight, 4.bias"
+        in report.notes
+    )
     torch.manual_seed(0)
     expected = dict(tiny({}).model.state_dict()) | {name: given[name] for name in given if name not in head}
     assert_same_tensors(state_of(make_spec())["model"]["state"], expected)

@@ -102,9 +102,9 @@ def test_the_next_step_about_the_starts_of_an_attempt(starts, asked, left, step)
 @pytest.mark.parametrize(
     ("usual", "known", "words"),
     [
-        (None, 0, "the start takes longer than 95 s, and none on this pool is known yet"),
-        (4.0, 1, "the start takes longer than 95 s, and the one start on this pool before took at most 4 s"),
-        (47.2, 8, "the start takes longer than 95 s, and 99% of the 8 starts on this pool before took at most 47 s"),
+        (None, 0, "the start takes longer than 95 s, and no earlier start on this pool is known"),
+        (4.0, 1, "the start takes longer than 95 s, and the only earlier start on this pool took at most 4 s"),
+        (47.2, 8, "the start takes longer than 95 s, and 99% of the 8 earlier starts on this pool took at most 47 s"),
     ],
 )
 def test_a_slow_start_is_named_with_the_starts_before_it(usual, known, words):

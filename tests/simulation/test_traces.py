@@ -97,7 +97,7 @@ def test_a_window_may_be_the_whole_trace_and_no_more():
     assert windows(trace, seconds=3600.0, count=2, random=np.random.default_rng(0)).shape == (2, 7)
     with pytest.raises(TraceError, match="x covers"):
         windows(trace, seconds=3600.1, count=2, random=np.random.default_rng(0))
-    with pytest.raises(TraceError, match=r"x covers 70 min, and the job needs 2\.0 h\. Fix: give a longer trace"):
+    with pytest.raises(TraceError, match=r"x covers 70 min, and the job needs 2\.0 h\. Fix: use a longer trace"):
         windows(trace, seconds=7200.0, count=2, random=np.random.default_rng(0))
 
 

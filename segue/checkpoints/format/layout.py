@@ -122,7 +122,7 @@ def layout_of(specs: Mapping[str, TensorSpec]) -> ShardLayout:
     text = json.dumps(header, separators=(",", ":")).encode()
     base = -(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES
     if base - 8 > MAX_HEADER_BYTES:
-        what, fix = "bytes of the tensors' names and shapes", "merge small tensors, or use shorter names."
+        what, fix = "size in bytes of the tensors' names and shapes", "merge small tensors, or use shorter names."
         raise StateTooLargeError(what=what, found=base - 8, most=MAX_HEADER_BYTES, fix=fix)
     head = (base - 8).to_bytes(8, "little") + text.ljust(base - 8)
     placed = {name: Placed(specs[name], base + start, stop - start) for name, (start, stop) in offsets.items()}

@@ -247,7 +247,7 @@ def _read_chunk(ways: Callable[[], Iterable[Store]], key: str, shard: Shard, num
             _read_chunk_once(way, key, shard, number, memory)
         except CheckpointError as error:
             damage = error
-            log.warning("chunk does not verify key=%s number=%d reason=%s", key, number, type(error).__name__)
+            log.warning("chunk failed its check key=%s number=%d reason=%s", key, number, type(error).__name__)
         else:
             return
     assert damage is not None, "there is a store to read"

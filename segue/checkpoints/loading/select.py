@@ -146,5 +146,5 @@ def _name_damaged_slots(runlog: RunLog, *, epoch: int) -> None:
     history = read_history(runlog)
     require_whole(runlog, history)
     for damage in history.unread:
-        log.warning("log record given up key=%s reason=%s", damage.key, damage.why)
+        log.warning("giving up a log record that cannot be read key=%s reason=%s", damage.key, damage.why)
         give_up_record(runlog, slot=damage.slot, reason=damage.why, epoch=epoch)

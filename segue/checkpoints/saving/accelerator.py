@@ -296,4 +296,4 @@ def _clear_error(device: torch.device) -> None:
         torch.zeros(1, device=device)
         torch.cuda.synchronize(device)
     except RuntimeError as error:
-        log.debug("error of the refused call cleared error=%s", error)
+        log.debug("cleared the device error of a refused call error=%s", error)

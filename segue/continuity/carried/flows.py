@@ -18,11 +18,11 @@ Spot = str
 USED: Spot = "used"
 """The place that every value reaches if it affects training, saved results, or a library."""
 PROCESS: Spot = "process"
-"""The place of times, process ids and temporary names."""
+"""The place that stands for times, process ids and temporary names."""
 COLLECTION: Spot = "collection"
-"""The place of Python's built-in collections."""
+"""The place that stands for Python's built-in collections."""
 UNKNOWN: Spot = "unknown"
-"""The place of objects of libraries. A change of such an object may change training."""
+"""The place that stands for objects of libraries. A change of such an object may change training."""
 
 
 def spot_of(function: Function, name: str) -> Spot | None:

@@ -102,7 +102,7 @@ def advice_for(leaf: Leaf, known: Known) -> Advice:
         try:
             found = _of_place(place, leaf, known)
         except Exception as error:  # The object cannot be read; an object around it may be registered instead.
-            log.debug("no advice for value path=%s error=%s", place.path, type(error).__name__)
+            log.debug("could not compute advice for a value path=%s error=%s", place.path, type(error).__name__)
             continue
         if found is not None and (found.expression or found.kind == BY_ADDRESS):
             return found

@@ -141,7 +141,7 @@ class Reach:
         try:
             self._follow(place, depth)
         except Exception as error:  # The object cannot be read; this must not end an attempt.
-            log.debug("value not followed path=%s error=%s", place.path, type(error).__name__)
+            log.debug("skipped a value that cannot be read path=%s error=%s", place.path, type(error).__name__)
 
     def _follow(self, place: ValuePlace, depth: int) -> None:
         value = place.get()

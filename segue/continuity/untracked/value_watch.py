@@ -206,7 +206,7 @@ class Watch:
                     continue
                 mark = mark_of(value)
             except Exception as error:  # The value no longer exists, is changed by another thread, or cannot be read.
-                log.debug("value not read path=%s error=%s", leaf.path, type(error).__name__)
+                log.debug("skipped a value that cannot be read path=%s error=%s", leaf.path, type(error).__name__)
                 continue
             if mark != UNREADABLE and _counts(leaf.path, value, mark):
                 found[leaf.path] = (value, mark)

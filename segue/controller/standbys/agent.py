@@ -150,7 +150,7 @@ class StandbyAgent:
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
-        log.info("standby %s standby=%s", phase, self._standby)
+        log.info("standby entered a phase phase=%s standby=%s", phase, self._standby)
         self._beat()
 
     def _beat_if_due(self) -> None:

@@ -186,7 +186,7 @@ class StandbyManager:
         if handle is None:
             self._pauses.next_at = at + _SEND_AGAIN_SECONDS
             return
-        log.info("standby %s standby=%s", "adopted" if is_out else "submitted", command.standby)
+        log.info("standby adopted standby=%s" if is_out else "standby submitted standby=%s", command.standby)
         heartbeat = HeartbeatTimeout(self._spec.liveness.heartbeat_timeout_seconds)
         self._sent, self._next = _Sent(handle, command, heartbeat, at, at, sent_at=None if is_out else at), None
 

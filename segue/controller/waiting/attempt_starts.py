@@ -34,7 +34,7 @@ from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
 
-_ORDINALS = {2: "a second one", 3: "a third one"}
+_ORDINALS = {2: "a second start", 3: "a third start"}
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class Starts:
         after = starts.slow_after_seconds(
             limit, seconds=slow.seconds, left_seconds=starts.left_seconds(here, self.plan.capacity), asked=turn
         )
-        why = f"{limit.in_words(seconds=after)}; {_ORDINALS[turn + 1]} was asked for"
+        why = f"{limit.in_words(seconds=after)}; {_ORDINALS[turn + 1]} was requested"
         handle = self._submit_again(number)
         if handle is None:
             return

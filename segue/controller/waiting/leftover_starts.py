@@ -54,7 +54,7 @@ def _withdraw(spec: RunSpec, plan: SegmentPlan, number: int, *, orchestrator: Or
     try:
         handle = orchestrator.submit(spec, plan) if number == 1 else orchestrator.submit_again(spec, plan, number)
     except OrchestratorError as error:
-        log.warning("a start that is left was not found pool=%s reason=%s", plan.deployment, error)
+        log.warning("could not find a remaining start to cancel pool=%s reason=%s", plan.deployment, error)
         return
     if handle is not None:
         log.info("withdrawing a start segment=%d attempt=%d pool=%s", plan.segment, plan.attempt, plan.deployment)

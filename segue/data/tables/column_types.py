@@ -17,7 +17,7 @@ from segue.errors.data import printable
 from segue.spec import Reading
 
 NULLABLE: Mapping[str, pa.DataType] = {"Int64": pa.int64(), "UInt64": pa.uint64(), "boolean": pa.bool_()}
-"""The types of pandas for the types that cannot have missing values in numpy."""
+"""The nullable types of pandas. numpy's own integers and booleans cannot have missing values."""
 _DECLARED = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 _SIMPLE = {
     str(kind): kind

@@ -61,7 +61,9 @@ def limits(state: PoolState, needs: Needs) -> Result:
         )
     if state.limit == 0:
         return fail(f"{reason} (limit of the {owner})", fix=f"raise that limit to 1 or more ({how}).")
-    return ok(f"{state.deployment}: {'no limit' if state.limit is None else f'at most {state.limit} at once'}")
+    return ok(
+        f"{state.deployment}: {'no limit' if state.limit is None else f'at most {state.limit} flow runs at once'}"
+    )
 
 
 def _shared_limit(state: PoolState, needs: Needs) -> Limited | None:

@@ -162,7 +162,7 @@ class Driver:
                 if group is not None:
                     cluster.give_back(group)
                 group, asked = cluster.ask_for(seen, bundle), seen
-                self._wait_for(f"its placement group of {in_words(seen, bundle)} waits for room on the Ray cluster")
+                self._wait_for(f"the placement group ({in_words(seen, bundle)}) waits for room on the Ray cluster")
         log.info("the placement group is ready bundles=%d", asked)
         return Gang(group, bundle, asked)
 

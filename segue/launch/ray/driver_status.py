@@ -34,7 +34,7 @@ class DriverStatus(BaseModel):
     """A description of the end."""
     was_out_of_memory: bool = False
     was_refused: bool = False
-    """Whether the start of the ranks failed although there was room. The next start then comes after a pause."""
+    """Whether the ranks failed to start although the cluster had room. segue then pauses before the next start."""
     problems: tuple[tuple[str, str], ...] = ()
     """The problems that prevent the cluster from running the attempt. Each problem comes with its fix."""
 

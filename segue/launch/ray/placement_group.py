@@ -82,7 +82,8 @@ def is_to_ask(seen: int, *, seen_before: int, asked: int) -> bool:
 
 
 def in_words(count: int, bundle: Resources) -> str:
-    """A placement group as text, for example `2 bundles of 1 CPU on nodes with spot`."""
+    """A placement group as text, for example `2 bundles of 1 CPU on nodes with the resource spot`."""
     amounts = [f"{amount:g} {name}" for name, amount in bundle.items() if amount != _MARK]
     marks = [name for name, amount in bundle.items() if amount == _MARK]
-    return f"{count} bundle{'s' if count != 1 else ''} of {' and '.join(amounts)} on nodes with {', '.join(marks)}"
+    bundles = f"{count} bundle{'s' if count != 1 else ''}"
+    return f"{bundles} of {' and '.join(amounts)} on nodes with the resource {', '.join(marks)}"

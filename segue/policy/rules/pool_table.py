@@ -322,7 +322,7 @@ class _Solving:
         return np.asarray((1 - self._older) * value + self._older * older)
 
     def _after_boot(self, name: str) -> Floats:
-        """The costs of states after a boot, which may end between two steps."""
+        """The costs of states after a boot. If the boot ends between two time steps, the costs are interpolated."""
         last = getattr(self._later[min(self._boot_steps, len(self._later) - 1)], name)
         if not self._boot_steps:
             return np.asarray(last)
@@ -330,9 +330,9 @@ class _Solving:
         return np.asarray(before if self._boot_part < 1e-9 else (1 - self._boot_part) * before + self._boot_part * last)
 
     def _less_slack(self, value: Floats, seconds: float, *, otherwise: Floats | None = None) -> Floats:
-        """The values of states from which a choice leads to so much less slack.
+        """For each state, the value of the state with `seconds` less slack.
 
-        `otherwise` counts if there is not that much slack. By default such a choice is not permitted.
+        `otherwise` applies if the state has less slack than that. By default such a choice is not permitted.
         """
         if seconds <= 0.0:
             return value

@@ -108,7 +108,7 @@ def look_at(
         opened = open_store(store)
         look = begin_look(opened, clock=clock, interval_seconds=interval_seconds, is_asked_for=is_asked_for)
         if look is None:
-            return Looked(left=(f"another look has just looked at {store.url}",))
+            return Looked(left=(f"another check of {store.url} has just been made",))
         found = _recovered(client, store, opened, take_over=take_over)
     except StoreGoneError as error:
         return Looked(left=(str(error),))  # The store may have been deleted on purpose.
@@ -184,7 +184,7 @@ def _work(
                 looked = look(client, store)
             except Exception as error:
                 # Catch any exception, because a problem with one store must not stop the checks of the other stores.
-                log.exception("look failed store=%s", store.url)
+                log.exception("check failed store=%s", store.url)
                 looked = Looked(troubles=(f"{store.url}: {type(error).__name__}: {error}",))
             ended.put((store, looked))
 

@@ -102,7 +102,7 @@ class RecoveryWatch:
             self._interval_seconds = interval_seconds(client)
             self._server_id = server_id(client)
         except (OrchestratorError, *SILENCE) as error:
-            self._logger.debug("the store could not be recorded on the server reason=%s", type(error).__name__)
+            self._logger.debug("could not record the store on the server reason=%s", type(error).__name__)
         try:
             seconds = self._silence.look(interval_seconds=self._interval_seconds)
         except StoreReadError:
@@ -125,7 +125,7 @@ class RecoveryWatch:
 
     def _end_alarm(self) -> None:
         if self._unguarded is not None:
-            self._logger.warning("looks of `recover` complete again")
+            self._logger.warning("checks by `recover` complete again")
         self._unguarded, self._is_sent = None, False
 
     def _send(self, client: SyncPrefectClient, seconds: float) -> None:

@@ -57,10 +57,10 @@ def _between_next(client: SyncPrefectClient, deployment_id: UUID) -> float | Non
 
 
 def end_late_starts(client: SyncPrefectClient, deployment_id: UUID, *, due: datetime) -> None:
-    """End the starts of a deployment that no worker has taken and that were due long before the current start.
+    """Cancel the flow runs of a deployment that no worker has taken and that are more than `LATE` older than `due`.
 
     Raises:
-        httpx.HTTPError, PrefectHTTPStatusError: some starts were not ended; a retry is safe.
+        httpx.HTTPError, PrefectHTTPStatusError: some flow runs were not cancelled; a retry is safe.
     """
     late = FlowRunFilter(
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
@@ -71,7 +71,7 @@ def end_late_starts(client: SyncPrefectClient, deployment_id: UUID, *, due: date
     )
     for run in runs:
         client.set_flow_run_state(
-            run.id, Cancelled(message="this start made no look; a later start made it"), force=True
+            run.id, Cancelled(message="this flow run is late; a later flow run made the check"), force=True
         )
 
 
@@ -99,5 +99,5 @@ def why_silent(client: SyncPrefectClient, *, now: datetime) -> tuple[str, str]:
         return f"no worker takes the flow runs of {DEPLOYMENT}", f"`prefect worker start --pool {pool}`"
     return (
         f"the newest flow runs of {DEPLOYMENT} are in the states {states}",
-        f"read their logs in Prefect's UI; `prefect deployment run {DEPLOYMENT}` starts one more look",
+        f"read their logs in Prefect's UI; `prefect deployment run {DEPLOYMENT}` starts one more check",
     )

@@ -127,7 +127,7 @@ class Questions:
             decision = Decision(version=version, answer=answer, by=given.answer.name, why=given.answer.why)
             self._decide(decision, at=given.at)
         except (DamagedVersionError, ModelChangedError) as error:
-            self._logger.warning("asking again reason=%s", error)
+            self._logger.warning("answer refused, asking the question again reason=%s", error)
             return str(error)
         return ""
 

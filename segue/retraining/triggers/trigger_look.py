@@ -187,7 +187,7 @@ class _Drift:
         # The files were read after the log, so another look or the schedule may have requested a slot first.
         trigger = self.log.trigger("drift", key, why=why, now=self.now, only_if=is_unchanged)
         if trigger is None:
-            why = f"{why}; another slot was requested meanwhile, and the next look compares again"
+            why = f"{why}; another slot was requested meanwhile, and the next check compares again"
         return why, trigger, seen
 
     def _trained(self, models: Models, seen: Seen) -> tuple[datetime | None, Seen]:

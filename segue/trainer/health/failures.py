@@ -49,7 +49,7 @@ _DEVICE_MESSAGE = re.compile(
     r"CUDA error: (uncorrectable (ECC|NVLink) error|no CUDA-capable device|invalid device ordinal|unknown error"
     r"|CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized)"
 )
-"""Messages of the same device errors. They are needed if torch gives no error code."""
+"""Messages of the same device errors. They identify the error if torch gives no error code."""
 _NETWORK_TYPE = re.compile(r"Timeout|TimedOut|Connect|Network|Transport|Incomplete|Throttl|Unavailable|ServerError")
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)")
 """Message about a dead data loader worker. torch raises a plain RuntimeError with this message."""

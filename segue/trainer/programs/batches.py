@@ -95,7 +95,7 @@ class BatchesComponent:
         return None if self.length is None else self.length - self.batches
 
     def leave(self) -> None:
-        """If the program left the pass early, end the pass. A restored pass that still has to continue is not ended."""
+        """End the pass if the program left it early. A restored pass that still has to continue stays open."""
         if self._is_within and not self._is_restored:
             self.passes, self.batches, self._is_within = self.passes + 1, 0, False
 

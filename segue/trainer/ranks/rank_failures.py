@@ -175,7 +175,7 @@ class RankFailures:
         try:
             self._put_ending(ending, self._watched)
         except RuntimeError as error:
-            log.debug("the other ranks or the store that they share are gone error=%s", error)
+            log.debug("cannot reach the other ranks or their shared store error=%s", error)
         # The decision uses the ranks that were gone first, because every rank sees the same first ranks. Other ranks
         # end from now on.
         self.reporter = min(rank for rank in range(self._count) if rank not in self._dead) if 0 in self._dead else 0
@@ -186,7 +186,7 @@ class RankFailures:
         try:
             self._notes.put(f"left/{self._rank}", "")
         except RuntimeError as error:
-            log.debug("the other ranks or the store that they share are gone error=%s", error)
+            log.debug("cannot reach the other ranks or their shared store error=%s", error)
         if self._rank != self.reporter:
             return
         for rank in self._hung:
@@ -220,7 +220,7 @@ class RankFailures:
                 return _store_lost(silence) if silence is not None else error
             return self._cause_elsewhere()
         except RuntimeError as of_store:
-            log.warning("the other ranks or the store that they share are gone error=%s", of_store)
+            log.warning("cannot reach the other ranks or their shared store error=%s", of_store)
             # The ranks cannot agree on a rank that reports. If no rank reports, the missing heartbeat shows that all
             # ranks have ended.
             return _store_lost(of_store) if self.is_broken_off or is_broken_collective(error) else error

@@ -56,8 +56,8 @@ class Resume:
         opinion: SecondOpinion | None = None,
         is_order_of_sums_relevant: bool = True,
     ) -> None:
-        """Set the environment for the verdict. The environment is known after the build. Before a broken verdict,
-        `opinion` is asked."""
+        """Set the environment for the verdict. The environment is known after the build. `opinion` is asked before a
+        broken verdict."""
         terms = Terms(environment, self._judge.terms.accept, is_order_of_sums_relevant)
         self._judge = replace(self._judge, terms=terms, opinion=opinion)
 

@@ -211,7 +211,7 @@ def test_starts_that_piled_up_end_at_once_and_the_newest_one_looks(client, stack
         state = client.read_flow_run(late[0]).state
         assert (state.type, state.message) == (
             StateType.COMPLETED,
-            "this start is late and made no look; a later start makes it",
+            "this flow run is late; a later flow run makes the check",
         )
         assert client.read_flow_run(newest).state.is_pending()
         (in_time,) = starts_of_recover(client, 1)
@@ -252,8 +252,8 @@ def test_a_start_whose_server_cannot_be_asked_looks(environment, capsys):
     assert seconds_until_due(known) == 0
     assert not ended_as_late(known)
     said = capsys.readouterr().err
-    assert "cannot find out whether this start is early" in said
-    assert "cannot find out whether this start is late" in said
+    assert "cannot find out whether this flow run is early" in said
+    assert "cannot find out whether this flow run is late" in said
 
 
 def test_a_flow_run_that_is_cancelled_while_its_process_starts_does_not_keep_its_slot(client, make_spec):
@@ -352,7 +352,7 @@ def test_when_no_look_ends_parents_say_so_once_and_one_event_is_sent(client, mak
     for each in said:
         shown = [text for text in each if text is not None]
         assert shown[0].startswith(
-            "no look of `recover` has ended for 3.5 min: a parent that dies is not started again"
+            "no check by `recover` has completed for 3.5 min: dead parents are not started again"
         )
         assert "the deployment recover/recover is paused" in shown[0]
         assert shown[0].endswith("Fix: resume it on its page in Prefect's UI")
@@ -365,7 +365,7 @@ def test_when_no_look_ends_parents_say_so_once_and_one_event_is_sent(client, mak
     assert len(until(sent, what="the event")) == 1, "the server keeps one of each id"
     look_at(client, spec.store)
     watches[0].look(client)
-    assert said[0][-2:] == ["looks of `recover` complete again", None]
+    assert said[0][-2:] == ["checks by `recover` complete again", None]
 
 
 def test_why_no_look_ends_is_said_with_a_fix(client):

@@ -78,7 +78,7 @@ def test_a_start_that_never_comes_is_given_up_when_another_one_has_claimed(clien
     history = require_spot_alone(final_state(client, parent), runlog)
     found = outcomes(history)
     assert (found[0], (1, "start_failed") in found, (1, "claimed") in found) == ((1, "slow"), True, False)
-    assert history.starts[0].reason.endswith("none on this pool is known yet; a second one was asked for")
+    assert history.starts[0].reason.endswith("no earlier start on this pool is known; a second start was requested")
     runs = ended_segments(client, "slow-once")
     first = next(run for run in runs if not run.name.rpartition("-")[2].startswith("start"))
     assert first.state.type is StateType.CANCELLED

@@ -23,7 +23,7 @@ def test_what_the_cluster_cannot_run_is_named_with_its_fix_before_the_first_segm
     cluster.add()
     good(launchers.ray(Subject(make_ray_spec(cluster, ranks=1)), longest_seconds=120))
     (large, _) = ray_problems(make_ray_spec(cluster, ranks=2))
-    assert "2 bundles of 1 CPU on nodes with spot can never be placed" in large.what
+    assert "2 bundles of 1 CPU on nodes with the resource spot can never be placed" in large.what
     (label,) = ray_problems(make_ray_spec(cluster, {"spot": "moon"}, ranks=1))
     assert label.what == "no node of the Ray cluster has the resource 'moon'"
     assert "or set ray.spot to a resource that they have" in label.fix

@@ -159,7 +159,7 @@ def test_a_wait_for_room_is_no_slow_boot_and_a_notice_ends_it(cluster, make_ray_
     waiting = start(attempt.spec)
     until(lambda: list(attempt.runlog.store.list_objects("tiny/queue/")))
     trainer = until(lambda: waiting.relay._trainer)
-    until(lambda: "2 bundles of 1 CPU on nodes with spot" in (trainer.why_waiting() or ""))
+    until(lambda: "2 bundles of 1 CPU on nodes with the resource spot" in (trainer.why_waiting() or ""))
     waiting.relay.give()
     report = waiting.report()
     assert (report.stop_reason, report.got_capacity) == (StopReason.LOST, False)

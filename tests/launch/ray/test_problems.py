@@ -111,7 +111,7 @@ def test_a_bundle_takes_its_ranks_cpus_and_gpus_and_next_to_nothing_of_the_resou
     spec = make_ray_spec(ranks=8, ray={"ranks_per_bundle": 4, "cpus_per_rank": 2, "gpus_per_rank": 1})
     assert bundle_of(spec, Capacity.SPOT) == {"CPU": 8.0, "GPU": 4.0, "spot": 0.001}
     on_demand = bundle_of(spec, Capacity.ON_DEMAND)
-    assert in_words(2, on_demand) == "2 bundles of 8 CPU and 4 GPU on nodes with on_demand"
+    assert in_words(2, on_demand) == "2 bundles of 8 CPU and 4 GPU on nodes with the resource on_demand"
 
 
 def test_room_is_counted_node_by_node():
@@ -153,7 +153,7 @@ def test_a_resource_that_no_node_has_and_a_group_that_is_too_large_are_named_wit
     missing, large = resource_problems(spec, [node("a", CPU=1, spot=1), node("b", CPU=1, spot=1)])[::-1]
     assert missing.what == "no node of the Ray cluster has the resource 'on_demand'"
     assert "ray.on_demand" in missing.fix
-    assert large.what.startswith("3 bundles of 1 CPU on nodes with spot can never be placed")
+    assert large.what.startswith("3 bundles of 1 CPU on nodes with the resource spot can never be placed")
     assert large.what.endswith("have room for 2")
     assert "to 2 or less" in large.fix
     assert resource_problems(spec, [node(CPU=3, spot=1, on_demand=1)]) == []
