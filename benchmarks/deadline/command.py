@@ -24,9 +24,9 @@ _COLUMNS = {
     "x on-\ndemand": "cost_vs_on_demand",
     "x opti-\nmum": "cost_vs_optimum",
     "with\nhand-over": "cost_vs_optimum_with_handover",
+    "lost\nwork": "cost_vs_optimum_with_lost_work",
     "p95": "p95_vs_optimum",
     "x UP": "vs_uniform_progress",
-    "by run": "mean_vs_uniform_progress",
     "spot\nhours": "spot_hours",
     "on-demand": "on_demand_hours",
     "misses": "misses",
@@ -85,7 +85,7 @@ def deadline(
     else:
         show(report, console)
     rows = [row for row in report.values() if isinstance(row, dict)]
-    bad = [report["adversarial_hopeless_unsaid"], *(row["misses"] for row in rows)]
+    bad = [report["adversarial_hopeless_unsaid"], *(row["misses"] + row["misses_with_lost_work"] for row in rows)]
     if any(bad) or any(report[name] for name in report if name.startswith("adversarial_misses")):
         raise typer.Exit(1)
 
@@ -159,8 +159,11 @@ def show(report: Mapping[str, Any], to: Console) -> None:
     with_handover = "with" if report["handover"] else "without"
     to.print(
         f"{report['runs']} runs per policy on {report['traces']} traces; plan and slack_age with {report['knowledge']} "
-        f"knowledge, {with_handover} hand-over; x UP: all costs against Uniform Progress, by run: the mean of ratios"
+        f"knowledge, {with_handover} hand-over; x UP: all costs against Uniform Progress"
     )
+    misses = sum(row["misses_with_lost_work"] for row in policies.values())
+    lost = report["lost_by_a_death_seconds"]
+    to.print(f"with lost work: x optimum if each death loses up to {lost:g} s of work; {misses} misses")
     to.print(
         f"against an adversary: {report['adversarial_misses']} misses in {report['adversarial_runs']} runs; "
         f"{report['adversarial_hopeless']} deadlines could not be met and were reported at once"

@@ -27,7 +27,7 @@ from segue.policies import POLICIES
 from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Flags, Floats, Job, Knowledge
 from segue.simulation.rows import as_published
-from segue.simulation.simulator import simulate
+from segue.simulation.simulator import Harshness, simulate
 from segue.simulation.traces import Trace, long_enough, read_traces, windows
 
 HOUR = 3600.0
@@ -36,6 +36,8 @@ CHANGEOVERS_HOURS = (0.02, 0.1, 0.2, 0.4)
 PRICE_RATIO = 3.0
 NAMES = {"on_demand_only": "on_demand"}
 """Policies whose name in the report is not the one in a run spec."""
+LOST_SECONDS = 300.0
+"""The second headline: the seconds of work that each death loses, half of a save interval of ten minutes."""
 SLOW_STARTS = (1.2, 1.5)
 """The adversary also makes every start so much longer than the run expects."""
 Say = Callable[[str], None]
@@ -90,6 +92,7 @@ class Column:
     late: int
     spot_hours: float
     on_demand_hours: float
+    lost_hours: float
 
 
 def measure(options: Options, *, say: Say) -> dict[str, Any]:
@@ -115,6 +118,7 @@ def measure(options: Options, *, say: Say) -> dict[str, Any]:
         "price_ratio": PRICE_RATIO,
         "starts": options.starts,
         "seed": options.seed,
+        "lost_by_a_death_seconds": LOST_SECONDS,
         "adversarial_runs": sum(part["runs"] for part in tried),
         "adversarial_misses": sum(part["misses"] for part in tried),
         "adversarial_hopeless": sum(part["hopeless"] for part in tried),
@@ -142,7 +146,8 @@ def settings(trace: Trace) -> Iterator[Setting]:
 
 
 def _on_trace(trace: Trace, *, options: Options) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {name: [] for name in ("optimum", "optimum_with_handover", *POLICIES)}
+    names = ("optimum", "optimum_with_handover", *POLICIES, *(_with_lost_work(name) for name in POLICIES))
+    columns: dict[str, list[Any]] = {name: [] for name in names}
     for setting in settings(trace):
         up, job = setting.windows(starts=options.starts, seed=options.seed), setting.job
         columns["optimum"].append(cheapest(job, up, tick_seconds=trace.tick_seconds))
@@ -153,15 +158,28 @@ def _on_trace(trace: Trace, *, options: Options) -> dict[str, list[Any]]:
             knowledge, is_as_in_a_run = options.knowledge, options.knowledge != "free"
             ours = replace(job, knowledge=knowledge, handover=options.handover, has_start_margin=is_as_in_a_run)
             asked = as_published(name, ours)
-            made = simulate(named_policy(name), asked, up, tick_seconds=trace.tick_seconds)
-            column = Column(
-                cost=made.cost,
-                late=int(made.is_late.sum()),
-                spot_hours=float(made.spot_seconds.mean()) / HOUR,
-                on_demand_hours=float(made.on_demand_seconds.mean()) / HOUR,
-            )
-            columns[name].append(column)
+            for column, lost in ((name, 0.0), (_with_lost_work(name), LOST_SECONDS)):
+                made = simulate(
+                    named_policy(name),
+                    replace(asked, lost_by_a_death_seconds=lost),
+                    up,
+                    tick_seconds=trace.tick_seconds,
+                    harshness=Harshness(lost_by_a_death_seconds=lost),
+                )
+                columns[column].append(
+                    Column(
+                        cost=made.cost,
+                        late=int(made.is_late.sum()),
+                        spot_hours=float(made.spot_seconds.mean()) / HOUR,
+                        on_demand_hours=float(made.on_demand_seconds.mean()) / HOUR,
+                        lost_hours=float(made.lost_seconds.mean()) / HOUR,
+                    )
+                )
     return columns
+
+
+def _with_lost_work(name: str) -> str:
+    return f"{name} with lost work"
 
 
 def _judged(found: dict[str, dict[str, list[Any]]], name: str) -> dict[str, Any]:
@@ -175,16 +193,25 @@ def _judged(found: dict[str, dict[str, list[Any]]], name: str) -> dict[str, Any]
     optimum = np.concatenate(list(by_trace.values()))
     with_handover = np.concatenate([_vs_optimum(of, name, "optimum_with_handover") for of in found.values()])
     low, high = _interval(list(by_trace.values()))
+    lossy = _with_lost_work(name)
+    with_lost_work = np.concatenate([_vs_optimum(of, lossy) for of in found.values()])
+    columns_with_lost_work = [column for of in found.values() for column in of[lossy]]
     return {
         "cost_vs_on_demand": round(float(vs["on_demand_only"].mean()), 4),
         "cost_vs_optimum": round(float(optimum.mean()), 4),
         "cost_vs_optimum_low": round(low, 4),
         "cost_vs_optimum_high": round(high, 4),
         "cost_vs_optimum_with_handover": round(float(with_handover.mean()), 4),
+        "cost_vs_optimum_with_lost_work": round(float(with_lost_work.mean()), 4),
+        "vs_uniform_progress_with_lost_work": round(
+            _total(found, lossy) / _total(found, _with_lost_work("uniform_progress")), 4
+        ),
+        "lost_hours_with_lost_work": round(float(np.mean([column.lost_hours for column in columns_with_lost_work])), 3),
         "p95_vs_optimum": round(float(np.quantile(optimum, 0.95)), 4),
         "vs_uniform_progress": round(_total(found, name) / _total(found, "uniform_progress"), 4),
         "mean_vs_uniform_progress": round(float(vs["uniform_progress"].mean()), 4),
         "misses": sum(column.late for column in columns),
+        "misses_with_lost_work": sum(column.late for column in columns_with_lost_work),
         "runs": len(optimum),
         "spot_hours": round(float(np.mean([column.spot_hours for column in columns])), 2),
         "on_demand_hours": round(float(np.mean([column.on_demand_hours for column in columns])), 2),

@@ -19,7 +19,7 @@ from tests.support.rooms import ROOT
 
 KEYS = {
     *(
-        "cost_vs_optimum_with_handover",
+        *("cost_vs_optimum_with_handover", "cost_vs_optimum_with_lost_work"),
         "cost_vs_on_demand",
         "cost_vs_optimum",
         "p95_vs_optimum",
@@ -53,6 +53,10 @@ def test_every_policy_has_its_figures(report):
         assert set(row["by_trace"]) == {"a22-always", "a22-never"}
         assert row["cost_vs_optimum_low"] <= row["cost_vs_optimum"] <= row["cost_vs_optimum_high"]
         assert row["cost_vs_optimum"] <= row["cost_vs_optimum_with_handover"]
+        # Spot that never dies loses nothing.
+        assert row["cost_vs_optimum"] == row["cost_vs_optimum_with_lost_work"]
+        assert (row["misses_with_lost_work"], row["lost_hours_with_lost_work"]) == (0, 0.0)
+        assert row["vs_uniform_progress_with_lost_work"] > 0
 
 
 @pytest.mark.matrix
