@@ -41,6 +41,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / _HOUR:.1f} h" if length < 3 * _DAY else f"{seconds / _DAY:.1f} days"
 
 
+def unit_of_axis(seconds: float) -> tuple[str, float]:
+    """Return the time unit for an axis of this length, and the seconds of one unit."""
+    return ("seconds", 1.0) if seconds < 600 else ("minutes", 60.0) if seconds < 3 * _HOUR else ("hours", _HOUR)
+
+
 DEFAULT_CURRENCY = "USD"
 
 

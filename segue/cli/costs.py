@@ -15,7 +15,16 @@ from segue.errors import COMMAND_LINE, OptionError
 from segue.parsing import parsed
 from segue.policy.spending import Month, month_named
 from segue.reports.console import console, show_json
-from segue.reports.spending_report import RunCharges, by_cause, by_month, by_run, by_slot, totals
+from segue.reports.spending_report import (
+    RunCharges,
+    by_cause,
+    by_month,
+    by_pool,
+    by_run,
+    by_slot,
+    goodput_of_parts,
+    totals,
+)
 from segue.reports.summary import state_of
 from segue.reports.tables import rows_table
 from segue.runlog.open import known_runs
@@ -28,6 +37,7 @@ class By(StrEnum):
 
     RUN = "run"
     SLOT = "slot"
+    POOL = "pool"
     MONTH = "month"
     CAUSE = "cause"
 
@@ -36,7 +46,8 @@ def costs(
     by: Annotated[
         By,
         typer.Option(
-            help="A line for each run, slot of a retrained model, calendar month, or cause (training, lost work, ...)."
+            help="A line for each run, slot of a retrained model, pool, calendar month, or cause (training, lost work, "
+            "...)."
         ),
     ] = By.RUN,
     month: Annotated[
@@ -62,19 +73,23 @@ def costs(
         case By.MONTH:
             rows = by_month(found, zone)
         case By.CAUSE:
-            rows = by_cause((cause, charge, one.currency) for one in found for cause, charge in one.causes)
-    sums = totals(rows)
+            rows = by_cause(found)
+        case By.POOL:
+            rows = by_pool(found)
+    sums, goodput = totals(rows), goodput_of_parts(part for row in rows for part in row.parts)
     if as_json:
         facts: dict[str, Any] = {"store": store, "by": by.value, "month": month, "time_zone": time_zone}
         lines = [row.facts() for row in rows]
-        show_json(facts | {"rows": lines, "totals": {name: round(cost, 6) for name, cost in sums.items()}})
+        facts |= {"rows": lines, "totals": {name: round(cost, 6) for name, cost in sums.items()}}
+        show_json(facts | {"goodput": None if goodput is None else round(goodput, 4)})
         return
     if not rows:
         console.print(f"There are no costs in {store}.", markup=False)
         return
     console.print(rows_table([row.row() for row in rows]))
     total = " and ".join(money(cost, currency) for currency, cost in sums.items())
-    console.print(f"total{'' if month is None else f' of {month}'}: {total}", markup=False)
+    trained = "" if goodput is None else f"; goodput {goodput:.0%}"
+    console.print(f"total{'' if month is None else f' of {month}'}: {total}{trained}", markup=False)
 
 
 def _charges(store: StoreSpec, only: Month | None) -> list[RunCharges]:

@@ -39,6 +39,8 @@ class Charge:
     """The use of the machine, unless it ran the attempt of `report`."""
     report: SegmentReport | None = None
     """The report of the attempt, if the attempt has ended."""
+    deployment: str = ""
+    """The pool of the machine."""
 
     @property
     def cost(self) -> float:
@@ -183,14 +185,16 @@ def charges_of(spec: RunSpec, history: History, *, live_seconds: float = 0.0) ->
             began_at = _began_at(history, report.segment, report.attempt)
             price = price_of(spec, history, report)
             moved = _transfer(spec, history, report.segment, report.attempt)
-            found.append(Charge(report.capacity, began_at, report.seconds, price, moved, report=report))
+            pool = _deployment_of(history, report.segment, report.attempt)
+            charge = Charge(report.capacity, began_at, report.seconds, price, moved, report=report, deployment=pool)
+            found.append(charge)
     found += _withdrawn_charges(spec, history)
     plan = history.open_plan
     if live_seconds > 0 and plan is not None and not history.is_import(plan.segment, plan.attempt):
         price = _price_of(spec, history, plan.segment, plan.attempt, plan.capacity)
         began_at = _began_at(history, plan.segment, plan.attempt)
         moved = _transfer(spec, history, plan.segment, plan.attempt)
-        found.append(Charge(plan.capacity, began_at, live_seconds, price, moved, use=LIVE))
+        found.append(Charge(plan.capacity, began_at, live_seconds, price, moved, use=LIVE, deployment=plan.deployment))
     return found
 
 
@@ -202,7 +206,8 @@ def _withdrawn_charges(spec: RunSpec, history: History) -> list[Charge]:
         if has_ended and start.seconds > 0 and plan is not None and plan.pools:
             began_at = start.written_at - timedelta(seconds=start.seconds)
             price = _price_of(spec, history, start.segment, start.attempt, plan.capacity, deployment=start.deployment)
-            found.append(Charge(plan.capacity, began_at, start.seconds, price, use=WITHDRAWN))
+            pool = start.deployment or plan.deployment
+            found.append(Charge(plan.capacity, began_at, start.seconds, price, use=WITHDRAWN, deployment=pool))
     return found
 
 
@@ -215,11 +220,15 @@ def _price_of(
     *,
     deployment: str | None = None,
 ) -> float:
-    plan = history.plan_of(segment, attempt)
     if deployment is None:
-        deployment = plan.deployment if plan is not None else ""
+        deployment = _deployment_of(history, segment, attempt)
     given = history.prices_of(segment, attempt).get(deployment)
     return spec.pools.price(capacity, deployment) if given is None else given
+
+
+def _deployment_of(history: History, segment: int, attempt: int) -> str:
+    plan = history.plan_of(segment, attempt)
+    return plan.deployment if plan is not None else ""
 
 
 def _began_at(history: History, segment: int, attempt: int) -> datetime:

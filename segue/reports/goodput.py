@@ -110,19 +110,25 @@ def goodput_of_attempt(history: History, report: SegmentReport, *, lost_steps: i
     return total([Goodput(found)])
 
 
+def goodput_by_attempt(history: History) -> list[tuple[SegmentReport, Goodput]]:
+    """Return the paid seconds by cause of each attempt that has ended, the oldest first."""
+    ended = zip(history.last_reports(), _lost_steps(history), strict=True)
+    return [(report, goodput_of_attempt(history, report, lost_steps=steps)) for report, steps in ended]
+
+
 def charges_by_cause(history: History, charges: Iterable[Charge]) -> list[tuple[str, Charge]]:
     """Return charges of a run, or the parts of them in a month, with their causes.
 
     The charge of an attempt is divided in proportion to the seconds of the whole attempt.
     """
-    lost = {id(r): steps for r, steps in zip(history.last_reports(), _lost_steps(history), strict=True)}
+    of_attempt = {id(report): known for report, known in goodput_by_attempt(history)}
     found = []
     for charge in charges:
         report = charge.report
         if report is None:
             found.append((charge.use, charge))
             continue
-        known = goodput_of_attempt(history, report, lost_steps=lost.get(id(report), report.lost_steps))
+        known = of_attempt[id(report)]
         for cause, seconds in known.seconds.items():
             share = seconds / known.total_seconds
             found.append((cause, replace(charge, seconds=share * charge.seconds, transfer=0.0)))

@@ -13,6 +13,7 @@ from segue.policy.anomalies import anomalies_of
 from segue.policy.broken_resumes import is_rehearsal_due
 from segue.policy.budget_cap import Purse, caps_of
 from segue.records import Heartbeat, VerdictKind
+from segue.reports.goodput import goodput_by_attempt
 from segue.reports.summary import RunSummary, live_of
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -70,8 +71,10 @@ def segment_facts(history: History) -> list[dict[str, Any]]:
             "verdict": verdict.kind.value if verdict is not None else None,
             "compared_steps": verdict.rows_compared if verdict is not None else None,
             "seconds": round(report.seconds, 3),
+            "goodput": round(known.share, 4) if known.share is not None else None,
+            "seconds_by_cause": {cause: round(seconds, 3) for cause, seconds in known.seconds.items()},
         }
-        for report in history.last_reports()
+        for report, known in goodput_by_attempt(history)
         for plan in [history.plan_of(report.segment, report.attempt)]
         for attempt in [history.attempt_named(report.attempt_id)]
         for verdict in [attempt.verdict if attempt is not None else None]

@@ -1,6 +1,7 @@
-"""Draws the plot of a run: loss over steps, steps over time, capacity and queues as bands, preemptions, checkpoints.
+"""Draws the plot of a run: loss over steps; steps over time; and the paid seconds of each attempt by cause. The plot
+also shows capacity and queues as bands, preemptions and checkpoints.
 
-If the run has a deadline, the lower half also shows the deadline and the latest safe start. The latest safe start is
+If the run has a deadline, the middle part also shows the deadline and the latest safe start. The latest safe start is
 the latest time at which on-demand must start to meet the deadline, as each decision estimated it. The slack is the
 distance between the run's line and the line of the latest safe start.
 """
@@ -15,9 +16,11 @@ from segue.curves.frame import curve
 from segue.curves.picture import page_figure, small_png
 from segue.records import Capacity, SegmentReport
 from segue.reports.cost_report import waits
+from segue.reports.goodput_plot import draw_causes
 from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import Attempt, History, read_history
 from segue.runlog.log import RunLog
+from segue.units import unit_of_axis
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,10 +43,11 @@ def draw(log: RunLog) -> bytes:
         MissingExtraError: matplotlib or pandas is not installed.
     """
     history, frame = read_history(log.reload()), curve(log, superseded=True)
-    with page_figure(6.6, needed_for="The plot of a run") as figure:
-        by_step, by_time = figure.subplots(2, 1)
+    with page_figure(8.4, needed_for="The plot of a run") as figure:
+        by_step, by_time, by_cause = figure.subplots(3, 1, height_ratios=(5, 5, 3))
         _loss_over_steps(by_step, history, frame)
         _steps_over_time(by_time, history, frame)
+        draw_causes(by_cause, history)
         figure.suptitle(_title(log, history), x=0.01, ha="left", fontweight="bold")
         below: dict[str, Any] = {"loc": "outside lower left", "ncols": 3, "frameon": False, "alignment": "left"}
         # The text is the title of the legend, because matplotlib reserves room only for titles, not for other texts.
@@ -59,7 +63,7 @@ def _title(log: RunLog, history: History) -> str:
 
 
 def _reasons(history: History) -> str:
-    """Return the reasons of the decisions that have a number in the lower half, one reason per line."""
+    """Return the reasons of the decisions that have a number in the middle part, one reason per line."""
     decisions = [entry for entry in history.decisions if entry.action != "import"]
     shown = (textwrap.shorten(entry.reason, _REASON_LETTERS, placeholder=" ...") for entry in _changes(decisions))
     lines = (f"{number}  {text}" for number, text in enumerate([*shown][-_MOST_REASONS:], 1))
@@ -98,7 +102,7 @@ def _steps_over_time(axes: Any, history: History, frame: pd.DataFrame) -> None:
     start = decisions[0].written_at
     trained = [frame["wall_time"].max().to_pydatetime()] if not frame.empty else []
     last = max([decisions[-1].written_at, *(_span(attempt, frame)[1] for attempt in attempts), *trained])
-    unit, seconds = _unit((last - start).total_seconds())
+    unit, seconds = unit_of_axis((last - start).total_seconds())
 
     def passed(moment: datetime) -> float:
         return (moment - start).total_seconds() / seconds
@@ -153,11 +157,6 @@ def _preemption_line(history: History) -> dict[str, Any]:
     count = sum(report.stop_reason.is_preemption for report in history.last_reports())
     style = {"lw": 1.2, "ls": "--"} if count <= _MANY_PREEMPTIONS else {"lw": 0.4, "alpha": 0.6}
     return {"color": _PREEMPTION, **style}
-
-
-def _unit(seconds: float) -> tuple[str, float]:
-    """Return the time unit for an axis of this length, and the seconds of one unit."""
-    return ("seconds", 1.0) if seconds < 600 else ("minutes", 60.0) if seconds < 3 * 3600 else ("hours", 3600.0)
 
 
 def _changes(decisions: list[DecisionEntry]) -> list[DecisionEntry]:

@@ -1,4 +1,4 @@
-"""Adds up the cost of the runs of a store: by run, by slot of a retrained model, by calendar month.
+"""Adds up the cost of the runs of a store: by run, slot of a retrained model, pool, calendar month, or cause.
 
 The module is pure.
 """
@@ -6,17 +6,26 @@ The module is pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
+from typing import NamedTuple
 
-from segue.policy.spending import Charge, Month, months_of
+from segue.policy.spending import LIVE, Charge, Month, months_of
 from segue.records import Capacity
-from segue.reports.goodput import charges_by_cause
+from segue.reports.goodput import Goodput, charges_by_cause, total
 from segue.runlog.history import History
 from segue.units import duration, money
 
 _SLOT = re.compile(r"(.+)-(\d{8}t\d{4})")
+
+
+class Part(NamedTuple):
+    """A part of a run's charges with its cause."""
+
+    cause: str
+    charge: Charge
+    currency: str
 
 
 @dataclass(frozen=True)
@@ -35,45 +44,54 @@ class RunCharges:
         return replace(self, charges=inside)
 
     @property
-    def causes(self) -> list[tuple[str, Charge]]:
-        """The same charges with their causes."""
-        return charges_by_cause(self.history, self.charges)
-
-    @property
-    def cost(self) -> float:
-        return sum(charge.cost for charge in self.charges)
+    def parts(self) -> list[Part]:
+        """The same charges, divided by cause."""
+        return [Part(cause, charge, self.currency) for cause, charge in charges_by_cause(self.history, self.charges)]
 
 
 @dataclass(frozen=True)
 class CostRow:
-    """One line of a cost report: the line's name columns, and the charges that the line adds up."""
+    """One line of a cost report: the line's name columns, and the parts of charges that the line adds up."""
 
     names: dict[str, str | int]
-    charges: Sequence[Charge] = field(repr=False)
+    parts: Sequence[Part] = field(repr=False)
     currency: str
 
     @property
     def cost(self) -> float:
-        return sum(charge.cost for charge in self.charges)
+        return sum(part.charge.cost for part in self.parts)
+
+    @property
+    def goodput(self) -> float | None:
+        """The goodput, without attempts that train now. The value is None if nothing else was paid."""
+        return goodput_of_parts(self.parts)
 
     def seconds_on(self, capacity: Capacity) -> float:
-        return sum(charge.seconds for charge in self.charges if charge.capacity is capacity)
+        return sum(part.charge.seconds for part in self.parts if part.charge.capacity is capacity)
 
     def row(self) -> dict[str, object]:
         """The line as texts, for a table."""
         times = {capacity.value: duration(self.seconds_on(capacity)) for capacity in Capacity}
-        return {**self.names, **times, "cost": money(self.cost, self.currency)}
+        row = {**self.names, **times, "cost": money(self.cost, self.currency)}
+        return row if "cause" in row else row | {"goodput": "-" if self.goodput is None else f"{self.goodput:.0%}"}
 
     def facts(self) -> dict[str, object]:
         """The line as numbers, for JSON output."""
         times = {f"{capacity.name.lower()}_seconds": round(self.seconds_on(capacity), 3) for capacity in Capacity}
-        return {**self.names, **times, "cost": round(self.cost, 6), "currency": self.currency}
+        row = {**self.names, **times, "cost": round(self.cost, 6), "currency": self.currency}
+        goodput = None if self.goodput is None else round(self.goodput, 4)
+        return row if "cause" in row else row | {"goodput": goodput}
+
+
+def goodput_of_parts(parts: Iterable[Part]) -> float | None:
+    """The goodput of all these parts together. The value is None if only attempts that train now were paid."""
+    return total(Goodput({part.cause: part.charge.seconds}) for part in parts if part.cause != LIVE).share
 
 
 def by_run(runs: Iterable[RunCharges]) -> list[CostRow]:
     """A line for each run, in the order of their first attempts."""
     ordered = sorted(runs, key=lambda one: (not one.charges, [c.began_at for c in one.charges][:1], one.run))
-    return [CostRow({"run": one.run, "state": one.state}, one.charges, one.currency) for one in ordered]
+    return [CostRow({"run": one.run, "state": one.state}, one.parts, one.currency) for one in ordered]
 
 
 def by_slot(runs: Iterable[RunCharges]) -> list[CostRow]:
@@ -90,19 +108,13 @@ def by_slot(runs: Iterable[RunCharges]) -> list[CostRow]:
         else:
             slots.append((*slot, one))
     rows = [
-        CostRow({"model": name, "slot": f"{due:%Y-%m-%d %H:%M}", "state": one.state}, one.charges, one.currency)
+        CostRow({"model": name, "slot": f"{due:%Y-%m-%d %H:%M}", "state": one.state}, one.parts, one.currency)
         for name, due, one in sorted(slots, key=lambda item: item[:2])
     ]
     for currency in dict.fromkeys(one.currency for one in others):
         of_it = [one for one in others if one.currency == currency]
-        charges = [charge for one in of_it for charge in one.charges]
-        rows.append(
-            CostRow(
-                {"model": "other runs", "slot": "-", "state": f"{len(of_it)} run{'s' if len(of_it) > 1 else ''}"},
-                charges,
-                currency,
-            )
-        )
+        names = {"model": "other runs", "slot": "-", "state": f"{len(of_it)} run{'s' if len(of_it) > 1 else ''}"}
+        rows.append(CostRow(names, [part for one in of_it for part in one.parts], currency))
     return rows
 
 
@@ -111,20 +123,29 @@ def by_month(runs: Iterable[RunCharges], zone: tzinfo) -> list[CostRow]:
     every = list(runs)
     rows = []
     for month in months_of((charge for one in every for charge in one.charges), zone):
-        parts = [part for part in (one.within(month) for one in every) if part.charges]
-        for currency in dict.fromkeys(part.currency for part in parts):
-            of_it = [part for part in parts if part.currency == currency]
-            charges = [charge for part in of_it for charge in part.charges]
-            rows.append(CostRow({"month": month.name, "runs": len(of_it)}, charges, currency))
+        inside = [one for one in (run.within(month) for run in every) if one.charges]
+        for currency in dict.fromkeys(one.currency for one in inside):
+            of_it = [one for one in inside if one.currency == currency]
+            parts = [part for one in of_it for part in one.parts]
+            rows.append(CostRow({"month": month.name, "runs": len(of_it)}, parts, currency))
     return rows
 
 
-def by_cause(charges: Iterable[tuple[str, Charge, str]]) -> list[CostRow]:
-    """A line for each cause and currency, from charges with their cause and their currency, the largest cost first."""
-    found: dict[tuple[str, str], list[Charge]] = {}
-    for cause, charge, currency in charges:
-        found.setdefault((cause, currency), []).append(charge)
-    rows = [CostRow({"cause": cause}, each, currency) for (cause, currency), each in found.items()]
+def by_cause(runs: Iterable[RunCharges]) -> list[CostRow]:
+    """A line for each cause and currency, the largest cost first."""
+    return _by("cause", lambda part: part.cause, runs)
+
+
+def by_pool(runs: Iterable[RunCharges]) -> list[CostRow]:
+    """A line for each pool and currency, the largest cost first."""
+    return _by("pool", lambda part: part.charge.deployment, runs)
+
+
+def _by(column: str, name: Callable[[Part], str], runs: Iterable[RunCharges]) -> list[CostRow]:
+    found: dict[tuple[str, str], list[Part]] = {}
+    for part in (part for one in runs for part in one.parts):
+        found.setdefault((name(part), part.currency), []).append(part)
+    rows = [CostRow({column: each}, parts, currency) for (each, currency), parts in found.items()]
     return sorted(rows, key=lambda row: -row.cost)
 
 

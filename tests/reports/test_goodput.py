@@ -6,14 +6,16 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from matplotlib.figure import Figure
 
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.policy.spending import Charge, charges_of, month_of
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.reports.cost_report import cost_report
-from segue.reports.goodput import charges_by_cause, goodput_of, goodput_of_attempt
-from segue.reports.spending_report import RunCharges, by_cause
+from segue.reports.goodput import goodput_of, goodput_of_attempt
+from segue.reports.goodput_plot import draw_causes
+from segue.reports.spending_report import RunCharges, by_cause, by_pool, by_run
 from segue.runlog.history import read_history
 from tests.support.histories import Logbook, make_spec
 
@@ -134,13 +136,23 @@ def test_money_by_cause_adds_up_to_all_charges():
     )
     charges = charges_of(book.spec, book.history)
     assert sum(charge.cost for charge in charges) == pytest.approx(119 * 0.001 + 119 * 0.01 + 2.0)
-    standby = Charge(Capacity.SPOT, book.now, 60.0, 3.6, use="standbys")
-    rows = by_cause((cause, charge, "EUR") for cause, charge in charges_by_cause(book.history, [*charges, standby]))
+    standby = Charge(Capacity.SPOT, book.now, 60.0, 3.6, use="standbys", deployment="segment/spot")
+    run = RunCharges("r", "finished", "EUR", [*charges, standby], book.history)
+    rows = by_cause([run])
     costs = {row.names["cause"]: row.cost for row in rows}
     assert sum(costs.values()) == pytest.approx(119 * 0.011 + 2.0 + 0.06)
     assert costs["lost work"] == pytest.approx(14 * 0.001)
     assert (costs["data"], costs["standbys"]) == (2.0, pytest.approx(0.06))
     assert next(iter(costs)) == "data"
+    assert "goodput" not in rows[0].row() | rows[0].facts()
+    # 43 of 50 steps and 30 of 30 steps count; the standby trained nothing, and data takes no time.
+    shares = {row.names["pool"]: row.goodput for row in by_pool([run])}
+    kept = 86 / 119, (98 + 98 / 29 + 0 * 3) / 119
+    assert shares == {"segment/on-demand": pytest.approx(kept[1], abs=0.01), "segment/spot": pytest.approx(86 / 179)}
+    assert list(shares) == ["segment/on-demand", "segment/spot"]
+    (row,) = by_run([run])
+    assert row.facts()["goodput"] == pytest.approx((86 + shares["segment/on-demand"] * 119) / 298, abs=1e-4)
+    assert row.row()["goodput"] == f"{row.goodput:.0%}"
 
 
 def test_the_causes_of_a_month_add_up_to_the_cost_of_the_month():
@@ -152,8 +164,8 @@ def test_the_causes_of_a_month_add_up_to_the_cost_of_the_month():
     cut = replace(january, ends_at=charges[0].began_at + timedelta(seconds=40))
     for month, cost in ((january, 119.0), (cut, 40.0)):
         part = whole.within(month)
-        assert part.cost == pytest.approx(cost)
-        assert sum(charge.cost for _, charge in part.causes) == pytest.approx(cost)
+        assert sum(charge.cost for charge in part.charges) == pytest.approx(cost)
+        assert sum(row.cost for row in by_cause([part])) == pytest.approx(cost)
 
 
 def test_the_report_of_a_run_names_its_goodput():
@@ -179,3 +191,24 @@ def test_a_real_attempt_explains_its_seconds(fork_server, make_spec):
     assert found.total_seconds == pytest.approx(report.seconds, rel=0.01)
     assert found.seconds["training"] >= 299 * 0.01
     assert {"saves", "setup and restore", "build", "evaluation"} <= found.seconds.keys()
+
+
+def test_the_plot_has_a_bar_for_each_attempt_as_high_as_its_seconds():
+    book = Logbook(make_spec())
+    attempt(book, to=50, lost=7, phase_seconds=PHASES)
+    attempt(book, to=80, phase_seconds=PHASES | {"end": 0.2, "save": 900.0})
+    axes = Figure().subplots()
+    draw_causes(axes, book.history)
+    assert axes.get_ylabel() == "paid minutes"
+    heights = [sum(bars[at].get_height() for bars in axes.containers) * 60 for at in (0, 1)]
+    assert heights == pytest.approx([119, 119 - 1 + 0.2 - 5 + 900])
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert (names[0], names[-1]) == ("training", "other")
+    assert {"lost work", "saves"} <= set(names)
+    assert "end" not in names  # It is less than a hundredth.
+
+
+def test_the_plot_of_a_run_without_an_attempt_is_empty():
+    axes = Figure().subplots()
+    draw_causes(axes, Logbook(make_spec()).history)
+    assert (len(axes.patches), axes.get_legend()) == (0, None)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from segue.policy.spending import Charge, month_named
+from segue.policy.spending import LIVE, Charge, month_named
 from segue.records import Capacity
 from segue.reports.spending_report import RunCharges, by_month, by_run, by_slot, slot_of, totals
 
@@ -15,7 +15,8 @@ HOUR = 3600.0
 
 
 def charge(at: str, hours: float, price: float = 1.0, capacity: Capacity = SPOT) -> Charge:
-    return Charge(capacity, datetime.fromisoformat(at).replace(tzinfo=UTC), hours * HOUR, price)
+    began_at = datetime.fromisoformat(at).replace(tzinfo=UTC)
+    return Charge(capacity, began_at, hours * HOUR, price, use=LIVE)
 
 
 def run(name: str, *charges: Charge, currency: str = "EUR") -> RunCharges:
@@ -29,7 +30,14 @@ def test_runs_are_listed_in_the_order_in_which_they_began_those_that_cost_nothin
 
 def test_a_line_has_the_time_on_each_capacity_and_the_money():
     (row,) = by_run([run("a", charge("2026-11-02", 2), charge("2026-11-02", 1, 3.0, ON_DEMAND))])
-    assert row.row() == {"run": "a", "state": "finished", "spot": "2.0 h", "on-demand": "60 min", "cost": "5.00 EUR"}
+    assert row.row() == {
+        "run": "a",
+        "state": "finished",
+        "spot": "2.0 h",
+        "on-demand": "60 min",
+        "cost": "5.00 EUR",
+        "goodput": "-",
+    }
     assert row.facts() == {
         "run": "a",
         "state": "finished",
@@ -37,6 +45,7 @@ def test_a_line_has_the_time_on_each_capacity_and_the_money():
         "on_demand_seconds": HOUR,
         "cost": 5.0,
         "currency": "EUR",
+        "goodput": None,
     }
 
 
@@ -82,7 +91,7 @@ def test_each_month_has_its_part_of_a_run_that_lasted_into_it():
         ({"month": "2026-10", "runs": 1}, 2),
         ({"month": "2026-11", "runs": 2}, 3),
     ]
-    assert sum(one.within(month_named(2026, 11, UTC)).cost for one in runs) == 3
+    assert sum(row.cost for row in by_run(one.within(month_named(2026, 11, UTC)) for one in runs)) == 3
 
 
 def test_currencies_are_never_added():

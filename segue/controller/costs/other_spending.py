@@ -55,7 +55,14 @@ def standby_charges(store: Store, run_id: str, spec: RunSpec, history: History) 
     """
     pools = pools_now(spec, history)
     return [
-        Charge(Capacity.SPOT, held.began_at, held.seconds, pools.price(Capacity.SPOT, held.deployment), use=STANDBYS)
+        Charge(
+            Capacity.SPOT,
+            held.began_at,
+            held.seconds,
+            pools.price(Capacity.SPOT, held.deployment),
+            use=STANDBYS,
+            deployment=held.deployment,
+        )
         for held in held_standbys(store, run_id)
     ]
 
