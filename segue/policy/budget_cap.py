@@ -1,4 +1,4 @@
-"""Decides what the budget permits: how long an attempt may run, and when no attempt can be paid any more.
+"""Decides what the budget permits: how long an attempt and the run may take, and when no attempt can be paid any more.
 
 The module is pure. The budget is a cap and takes precedence over the deadline. If on-demand cannot be paid to the end,
 it is not bought to meet the deadline, and the run continues on spot and ends late. The margin on the work counts as
@@ -151,9 +151,8 @@ def reason_to_end(
     """
     if not spec.budget.is_cap:
         return None
-    step = _step_seconds(spec, history, here)
-    needed = here.expected_changeover_seconds + _SAVES_OF_AN_ATTEMPT * ((here.save_seconds or 0.0) + step)
-    end = f"step {history.committed_step} of {spec.steps} is committed{_deadline_lost(spec)}"
+    needed = _needed_seconds(spec, history, here)
+    end = _committed(spec, history)
     if purse.affordable_seconds(price, start_cost=start_cost) <= needed:
         cost = purse.money(needed * price / HOUR + start_cost)
         least = f"one more attempt takes {duration(needed)}, which cost {cost}"
@@ -162,6 +161,25 @@ def reason_to_end(
     if spec.budget.on_exceeded != "refuse" or expected is None or _was_admitted(history) or expected <= purse.left:
         return None
     return f"refused: {purse.shortage()} ({purse.in_words()}); {end}"
+
+
+def time_left_seconds(spec: RunSpec, history: History, *, now: datetime) -> float:
+    """Return the seconds until `budget.max_hours` ends the run. The value is infinite without this limit."""
+    if spec.budget.max_hours is None:
+        return math.inf
+    first = next((entry.written_at for entry in history.decisions if entry.action != "import"), now)
+    return spec.budget.max_hours * HOUR - (now - first).total_seconds()
+
+
+def reason_out_of_time(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> str | None:
+    """Return the reason why `budget.max_hours` ends the run now. Return None if there is time for one more attempt."""
+    needed, left = _needed_seconds(spec, history, here), time_left_seconds(spec, history, now=now)
+    if left > needed:
+        return None
+    passed = duration((spec.budget.max_hours or 0.0) * HOUR - left)
+    limit = f"budget.max_hours = {spec.budget.max_hours:g}"
+    least = f"{passed} have passed since the run began, and one more attempt takes {duration(needed)}"
+    return f"the time of the run is used up ({limit}): {least}; {_committed(spec, history)}"
 
 
 def warning_of(spec: RunSpec, purse: Purse) -> str:
@@ -258,6 +276,16 @@ def _was_admitted(history: History) -> bool:
     """Whether an attempt was bought since the run was last started, while the expected cost was known."""
     since = takewhile(lambda entry: entry.plan is not None, reversed(history.decisions))
     return any("expected_cost" in entry.numbers for entry in since)
+
+
+def _needed_seconds(spec: RunSpec, history: History, here: Situation) -> float:
+    """Return the seconds of the shortest attempt that is worth its start."""
+    step = _step_seconds(spec, history, here)
+    return here.expected_changeover_seconds + _SAVES_OF_AN_ATTEMPT * ((here.save_seconds or 0.0) + step)
+
+
+def _committed(spec: RunSpec, history: History) -> str:
+    return f"step {history.committed_step} of {spec.steps} is committed{_deadline_lost(spec)}"
 
 
 def _step_seconds(spec: RunSpec, history: History, here: Situation) -> float:

@@ -88,8 +88,8 @@ def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | N
         spec, here, chosen = _affordable(spec, history, here, chosen, purse, now=now)
     price = priced_pools(spec, history).price(chosen.capacity, chosen.deployment(spec))
     numbers = _numbers(here, chosen.ahead) | (purse.numbers() if purse is not None else {})
-    spent = None
-    if purse is not None:
+    spent = budget_cap.reason_out_of_time(asked, history, here, now=now)
+    if spent is None and purse is not None:
         start_cost = _read_cost(spec, history, chosen)
         spent = budget_cap.reason_to_end(asked, history, here, purse, price=price, start_cost=start_cost)
     if spent is not None:

@@ -6,7 +6,7 @@ The module is pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 from typing import NamedTuple
@@ -53,7 +53,7 @@ class RunCharges:
 class CostRow:
     """One line of a cost report: the line's name columns, and the parts of charges that the line adds up."""
 
-    names: dict[str, str | int]
+    names: Mapping[str, str | int]
     parts: Sequence[Part] = field(repr=False)
     currency: str
 
@@ -72,13 +72,13 @@ class CostRow:
     def row(self) -> dict[str, object]:
         """The line as texts, for a table."""
         times = {capacity.value: duration(self.seconds_on(capacity)) for capacity in Capacity}
-        row = {**self.names, **times, "cost": money(self.cost, self.currency)}
+        row: dict[str, object] = {**self.names, **times, "cost": money(self.cost, self.currency)}
         return row if "cause" in row else row | {"goodput": "-" if self.goodput is None else f"{self.goodput:.0%}"}
 
     def facts(self) -> dict[str, object]:
         """The line as numbers, for JSON output."""
         times = {f"{capacity.name.lower()}_seconds": round(self.seconds_on(capacity), 3) for capacity in Capacity}
-        row = {**self.names, **times, "cost": round(self.cost, 6), "currency": self.currency}
+        row: dict[str, object] = {**self.names, **times, "cost": round(self.cost, 6), "currency": self.currency}
         goodput = None if self.goodput is None else round(self.goodput, 4)
         return row if "cause" in row else row | {"goodput": goodput}
 

@@ -1,4 +1,6 @@
-"""The table `budget` of a run spec: the highest cost of a run, and of all runs of its store in a month."""
+"""The table `budget` of a run spec: the highest cost and the longest time of a run, and the highest cost of all runs of
+its store in a month.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,14 @@ class BudgetSpec(FiniteValue):
     per_run: float | None = Field(None, gt=0, description="Highest cost of the run; None: no limit.")
     per_month: float | None = Field(
         None, gt=0, description="Highest cost of all runs of the store in a calendar month; None: no limit."
+    )
+    max_hours: float | None = Field(
+        None,
+        gt=0,
+        # Left out if it is not set: older versions refuse a record with a field that they do not know.
+        exclude_if=lambda hours: hours is None,
+        description="Longest time of the run in hours, from its first decision, including all waits and restarts; then "
+        "the run commits and ends, whatever on_exceeded is; None: no limit.",
     )
     on_exceeded: OnExceeded = Field(
         "stop",

@@ -157,3 +157,63 @@ def test_a_stopped_run_resumes_from_its_last_checkpoint_when_it_is_started_again
     again = open_run(shorter, clock=SystemClock())
     plan = decide_next(again, shorter, clock=SystemClock()).plan
     assert plan.parent.step == stopped_at
+
+
+@pytest.fixture
+def timed(make_spec) -> Watched:
+    """A run whose time is 100 s, and that answers a recall within 3 s: a heartbeat, a step and no save."""
+    policy = {"step_seconds": 1.0, "changeover_seconds": 1.0}
+    return Watched(
+        make_spec(steps=1000, budget={"max_hours": 100 / 3600}, policy=policy, liveness={"heartbeat_seconds": 2.0})
+    )
+
+
+def test_an_attempt_is_recalled_before_the_time_of_the_run_is_used_up_and_no_other_follows(timed):
+    plan, claim = timed.started()
+    timed.beats_on(claim)
+    timed.reports(99, plan, claim, StopReason.BOUND)
+    assert timed.wait(plan).stop_reason is StopReason.BOUND
+    (recalled_at,) = timed.recalls
+    assert 95 <= recalled_at <= 98
+    recall = timed.log.store.get(f"tiny/attempts/{claim.attempt_id}/recall.json")
+    assert recall == b"the time of the run is used up (budget.max_hours)"
+    decision = decide_next(timed.log, timed.spec, clock=timed.clock)
+    assert (decision.action, decision.plan) == ("budget", None)
+    assert "the time of the run is used up" in decision.reason
+
+
+def test_an_attempt_that_does_not_answer_at_the_end_of_the_time_may_write_its_last_checkpoint(timed):
+    plan, claim = timed.started()
+    timed.beats_on(claim)
+    report = timed.wait(plan)
+    assert report.stop_reason is StopReason.LOST
+    assert "did not end within" in report.note
+    assert timed.clock.monotonic() > 97 + timed.spec.liveness.heartbeat_timeout_seconds
+
+
+def test_a_wait_for_a_machine_ends_with_the_time_of_the_run(timed):
+    plan = timed.decide()
+    report = timed.wait(plan)
+    assert (report.stop_reason, report.got_capacity) == (StopReason.NO_CAPACITY, False)
+    assert report.note == "no machine after 100 s, and the time of the run is used up"
+    assert timed.clock.monotonic() == pytest.approx(100, abs=1)
+    assert decide_next(timed.log, timed.spec, clock=timed.clock).action == "budget"
+
+
+@pytest.mark.matrix
+def test_a_real_run_commits_and_ends_within_its_time_and_continues_with_more_time(make_spec):
+    common = {
+        "steps": 400,
+        "config": {"pause_seconds": 0.05},
+        "policy": {"step_seconds": 0.05, "changeover_seconds": 1},
+    }
+    spec = make_spec(budget={"max_hours": 12 / 3600}, checkpoints={"every_steps": 1000}, **common)
+    runlog = open_run(spec, clock=SystemClock())
+    ended = run_here(spec, runlog)
+    assert ended.action == "budget"
+    history = read_history(runlog.reload())
+    (report,) = [each for each in history.last_reports() if each.got_capacity]
+    assert report.lost_steps == 0
+    assert 0 < history.committed_step == report.to_step < 400
+    more = make_spec(budget={"max_hours": 1}, **common)
+    assert run_here(more, open_run(more, clock=SystemClock())).action == "finished"

@@ -13,7 +13,7 @@ from segue.policy.budget_cap import Cap, Purse, expected_cost, purse_of
 from segue.policy.decide import decide
 from segue.policy.estimates import situation
 from segue.records import Capacity, StopReason
-from segue.runlog.entries import OpenEntry, SpendingEntry
+from segue.runlog.entries import DecisionEntry, OpenEntry, SpendingEntry
 from segue.simulation.plan_ahead import plan_ahead
 from segue.spec import RunSpec
 from tests.support.histories import START, Logbook, make_spec
@@ -319,3 +319,32 @@ def test_what_is_left_is_what_the_tightest_cap_leaves(order):
     assert purse.left == 1.0
     assert purse.in_words() == "9.00 USD of 10.00 USD for the run are spent"
     assert purse.numbers() == {"budget_left": 1.0}
+
+
+def test_the_time_of_a_run_counts_from_its_first_decision_and_includes_waits_and_restarts():
+    book = run({"max_hours": 2})
+    assert not book.spec.budget.is_set
+    first = book.decide()
+    assert (first.plan.max_seconds, first.plan.start_within_seconds) == (None, pytest.approx(960))
+    book.report(first.plan, StopReason.NO_CAPACITY, attempt_id=None, got_capacity=False)
+    book.seconds = 2 * HOUR - 250  # A start of 60 s, and three steps of 60 s.
+    assert book.ask().action == "run"
+    book.seconds += 20
+    ended = book.decide()
+    assert (ended.action, ended.plan) == ("budget", None)
+    assert ended.reason == (
+        "the time of the run is used up (budget.max_hours = 2): 116 min have passed since the run began, and one more "
+        "attempt takes 4 min; step 0 of 100 is committed"
+    )
+    book.write(OpenEntry, spec=book.spec)
+    book.seconds += 1000
+    assert book.ask().action == "budget"
+    book.spec = run({"max_hours": 3}).spec
+    assert book.ask().action == "run"
+
+
+def test_the_decision_to_import_weights_is_not_the_begin_of_the_time():
+    book = run({"max_hours": 1})
+    book.write(DecisionEntry, action="import", reason="weights", plan=None)
+    book.seconds = 5 * HOUR
+    assert book.ask().action == "run"

@@ -71,7 +71,7 @@ def dies_after_step_170(pid: int, runlog: RunLog, plan: SegmentPlan) -> bool:
 def test_the_goodput_of_a_killed_and_resumed_run_is_that_of_the_package(fork_server, make_spec, tmp_path):
     spec = make_spec(
         run_id="peer",
-        recipe="tests.recipes.timed:build",
+        recipe="tests.reports.timed_recipe:build",
         steps=300,
         config={"pause_seconds": 0.05, "times": str(tmp_path / "times")},
         checkpoints={"every_steps": 100},

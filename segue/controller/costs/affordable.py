@@ -24,7 +24,7 @@ def refuse_cost(runlog: RunLog | None, spec: RunSpec, history: History, *, clock
     """
     history = with_prices_to_start(spec, history, clock=clock)
     has_begun = any(entry.action == "run" for entry in history.decisions) and not history.is_over
-    if has_begun or not spec.budget.is_cap:
+    if has_begun or not (spec.budget.is_cap or spec.budget.max_hours):
         return
     if runlog is not None:
         history = with_spending_to_start(runlog, spec, history, clock=clock)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from segue.clock import Clock
 from segue.controller.waiting.attempt_starts import Starts
 from segue.controller.waiting.queue_wait import QueueWatch
-from segue.policy import clamp, queueing, refusals
+from segue.policy import budget_cap, clamp, queueing, refusals
 from segue.policy.estimates import Situation, situation
 from segue.policy.queueing import Queues
 from segue.policy.starts import limit_of
@@ -74,6 +74,11 @@ class CapacityWait:
         if self.seconds_left(history) > 0:
             return None
         waited = self._waited_seconds(history)
+        if self._run_seconds_left(history) <= 0:
+            return (
+                StopReason.NO_CAPACITY,
+                f"no machine after {waited:.0f} s, and the time of the run is used up",
+            )
         if self._is_starting():
             why = f"it had a machine, and did not claim the run within {waited:.0f} s, when the deadline needed another"
             return StopReason.START_FAILED, why
@@ -83,7 +88,14 @@ class CapacityWait:
         return StopReason.NO_CAPACITY, why
 
     def seconds_left(self, history: History) -> float:
-        """Return the seconds until the wait ends. The value is infinite for a request that stays in its queue.
+        """Return the seconds until the wait ends. The value is infinite for a request that stays in its queue."""
+        return min(self._patience_left(history), self._run_seconds_left(history))
+
+    def _run_seconds_left(self, history: History) -> float:
+        return budget_cap.time_left_seconds(self._spec, history, now=self._clock.now())
+
+    def _patience_left(self, history: History) -> float:
+        """Return the seconds until the wait for this attempt ends, whatever time the run has left.
 
         The plan gives the end of the wait. The wait ends earlier if other runs in the spot queue will also need
         on-demand. An attempt that is starting no longer waits for capacity. If there is a deadline, only the deadline

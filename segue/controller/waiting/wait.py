@@ -21,7 +21,7 @@ from segue.controller.waiting.look_schedule import LookSchedule
 from segue.controller.waiting.queue_wait import QueueWatch
 from segue.controller.waiting.recalled import Recalled
 from segue.notices.recall import recall
-from segue.policy import clamp
+from segue.policy import budget_cap, clamp
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import may_hand_over
 from segue.records import Capacity, Heartbeat, SegmentReport, StopReason
@@ -34,6 +34,7 @@ from segue.stores.base import StoreReadError, StoreWriteError
 
 log = logging.getLogger(__name__)
 
+_OUT_OF_TIME = "the time of the run is used up (budget.max_hours)"
 _STORE_RETRY_SECONDS = 0.5
 _ENOUGH_STEPS = 5
 _ENOUGH_SECONDS = 30.0
@@ -213,6 +214,8 @@ class _AttemptWait:
             return self._lost(f"no heartbeat for {self._spec.liveness.heartbeat_timeout_seconds:g} s")
         if history.stop is not None:  # The attempt may have claimed the run after the stop was requested.
             self._recall(history, attempt_id, beat, reason=history.stop.reason)
+        elif self._is_out_of_time(history, beat):
+            self._recall(history, attempt_id, beat, reason=_OUT_OF_TIME)
         elif self._recalled is None and self._is_recall_due(history, beat):
             if beat is None or beat.phase in ("starting", "restoring"):
                 return self._lost("it had not started to train when the deadline required on-demand")
@@ -222,8 +225,9 @@ class _AttemptWait:
         if self._recalled is None:
             return None
         self._looks.within(self._spec.liveness.heartbeat_seconds)
-        # After a stop, no other attempt follows that would need the time.
-        here, is_urgent = self._situation_with(beat, history), history.stop is None
+        # After a stop or the end of the run's time, no other attempt follows that would need the time.
+        here = self._situation_with(beat, history)
+        is_urgent = history.stop is None and not self._is_out_of_time(history, beat)
         why = self._recalled.why_lost(here, beat, at=at, is_urgent=is_urgent)
         return self._lost(why) if why is not None else None
 
@@ -283,6 +287,13 @@ class _AttemptWait:
         report = declare_lost(self._runlog, self._plan, why=why)
         self._starts.mark_lost(why)
         return report
+
+    def _is_out_of_time(self, history: History, beat: Heartbeat | None) -> bool:
+        """Whether the attempt has to commit now, so that the run ends within its time."""
+        left = budget_cap.time_left_seconds(self._spec, history, now=self._clock.now())
+        left -= self._situation_with(beat, history).answer_seconds if left < math.inf else 0.0
+        self._looks.within(max(left, self._period.poll_seconds))
+        return left <= 0
 
     def _is_recall_due(self, history: History, beat: Heartbeat | None) -> bool:
         if self._plan.capacity is not Capacity.SPOT or _retries_a_failure(history, beat):
