@@ -33,6 +33,7 @@ from segue.controller.ending import Why
 from segue.deployments.follow import require_server
 from segue.deployments.workers.served_run import ServedRun, name_runs
 from segue.errors import OrchestratorError
+from segue.metrics.metrics_export import METRICS
 from segue.prefect.api import quick_client
 from segue.prefect.refused_requests import repeat_refused_requests
 
@@ -229,10 +230,13 @@ def serve(*, pool: str, runs: int, name: str | None, say: Callable[[str], None])
 
     Raises:
         OrchestratorError: no server is configured or answers, or the pool does not exist or has another type.
+        MetricsExportError, MissingExtraError: the metrics cannot be exported as the environment asks.
     """
     _require_pool(pool)
     repeat_refused_requests()
     name_runs()
+    if (address := METRICS.open()) is not None:
+        say(f"metrics: {address}")
     worker = ParentsWorker(pool=pool, runs=runs, name=name or f"serve-{socket.gethostname()}", say=say)
     return asyncio.run(_serve(worker, say))
 

@@ -248,6 +248,14 @@ class PriceSourceError(UsageError):
         super().__init__(f"prices from {source!r}: {why}.", fix=fix)
 
 
+class MetricsExportError(UsageError):
+    """The metrics of this process cannot be exported."""
+
+    def __init__(self, *, why: str, fix: str) -> None:
+        self.why = why
+        super().__init__(f"metrics: {why}.", fix=fix)
+
+
 class BudgetError(UsageError):
     """A run would cost more than the rest of its budget."""
 

@@ -124,7 +124,7 @@ def _finish_at(spec: RunSpec, history: History, *, now: datetime, beat: Heartbea
     last = history.decisions[-1] if history.decisions else None
     if last is not None and last.action == "finished":
         return last.written_at
-    here = situation(spec, history, now=now, slowest_step_seconds=_own_step_seconds(spec, history, beat))
+    here = situation(spec, history, now=now, slowest_step_seconds=own_step_seconds(spec, history, beat))
     if here.work_seconds is None:
         return None
     steps_left = spec.steps - history.committed_step
@@ -139,7 +139,7 @@ def _finish_at(spec: RunSpec, history: History, *, now: datetime, beat: Heartbea
         return None  # The goal is very far away, as for a script that trains until it decides to stop.
 
 
-def _own_step_seconds(spec: RunSpec, history: History, beat: Heartbeat | None) -> float:
+def own_step_seconds(spec: RunSpec, history: History, beat: Heartbeat | None) -> float:
     """Return the step time of the attempt that trains now.
 
     Return 0 if it has not trained long enough and another step time is known.

@@ -30,7 +30,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("retraining.triggers", "retraining.versions"),
     ("retraining.gate", "doctor.registry"),
     ("doctor.pools",),
-    ("planning", "run", "integrations", "local_session", "retraining", "doctor"),
+    ("planning", "run", "integrations", "local_session", "metrics", "retraining", "doctor"),
     ("retraining.gate.record",),
     ("resume_drill",),
     ("verification",),

@@ -22,6 +22,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from segue.clock import Clock
 from segue.controller.steady_clock import SteadyClock
 from segue.errors import StoreError
+from segue.metrics.metrics_export import METRICS
 from segue.prefect.api import quick_client
 from segue.prefect.ui.announcements import Announcer, Logger
 from segue.prefect.ui.artifacts import described, page_artifact, picture_of, progress_artifact, share_of, view_of
@@ -126,6 +127,7 @@ class LiveRun:
         """Try to refresh the view. Return True if Prefect accepted all updates."""
         try:
             view = self._read()
+            METRICS.show(view)
             self._announce(client, view)
             if is_due:
                 self._publish(client, view)
