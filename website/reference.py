@@ -1,6 +1,7 @@
 """The generated reference: tables of fields in pages that ask for them, and docs/commands.md from the command line.
 
-Tables are written between `<!-- fields of module:Class: begin -->` and `<!-- fields: end -->`.
+Tables are written between `<!-- fields of module:Class: begin -->` and `<!-- fields: end -->`, and the table of metrics
+between `<!-- metrics: begin -->` and `<!-- metrics: end -->`.
 `python -m website.reference` writes all, as `make docs` does before it builds the site. What is generated is committed,
 so that it can be read in the repository, and a test compares it with the code.
 """
@@ -16,6 +17,7 @@ from typing import Any
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
+from segue.metrics.families import FAMILIES
 from website.fields import fields_text
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -24,6 +26,7 @@ OLD_COMMANDS = ("segue curve seam",)
 """Old names of commands, which still work."""
 
 _TABLES = re.compile(r"(<!-- fields of ([\w.]+):(\w+): begin -->\n).*?(<!-- fields: end -->)", re.DOTALL)
+_METRICS = re.compile(r"(<!-- metrics: begin -->\n).*?(<!-- metrics: end -->)", re.DOTALL)
 _COMMANDS = """# Commands
 
 Every command of `segue`, as `--help` shows it. An expected error prints one paragraph that ends with the fix, and sets
@@ -31,13 +34,22 @@ an exit code other than 0. The commands of `python -m benchmarks` are in [benchm
 
 
 def page_with_tables(page: str) -> str:
-    """A page with its tables of fields as the code gives them now; unchanged if it has none."""
+    """A page with its tables of fields and metrics as the code gives them now; unchanged if it has none."""
 
     def written(found: re.Match[str]) -> str:
         model = getattr(importlib.import_module(found[2]), found[3])
         return f"{found[1]}\n{fields_text(model)}\n{found[4]}"
 
-    return _TABLES.sub(written, page)
+    return _METRICS.sub(lambda found: f"{found[1]}\n{metrics_text()}\n{found[2]}", _TABLES.sub(written, page))
+
+
+def metrics_text() -> str:
+    """The table of all metrics."""
+    rows = [
+        f"| `{family.name_in_prometheus}` | {', '.join(f'`{name}`' for name in family.more_labels)} | {family.help} |"
+        for family in FAMILIES
+    ]
+    return "\n".join(("| metric | more labels | meaning |", "| --- | --- | --- |", *rows)).replace("|  |", "| |") + "\n"
 
 
 def commands_page() -> str:

@@ -24,9 +24,11 @@ def serve(
 
     Start this command in the folder that the deployments set as working_dir. It starts a separate process, as a worker
     does, for a parent whose job has another folder, its own command or its own variables, and for every other flow run
-    of the pool. The command runs until Ctrl-C or SIGTERM.
+    of the pool. The command runs until Ctrl-C or SIGTERM. If OTEL_METRICS_EXPORTER is prometheus or otlp, the process
+    exports the metrics of its runs.
 
-    Exit code 130: ended by Ctrl-C. 143: ended by SIGTERM. 2: the server or the pool cannot be used.
+    Exit code 130: ended by Ctrl-C. 143: ended by SIGTERM. 2: the server or the pool cannot be used, or the metrics
+    cannot be exported.
     """
     require_prefect("serve")
     from segue.deployments.workers.parents_worker import serve as serve_here

@@ -76,6 +76,8 @@ def test_the_wheel_has_one_package_and_its_templates(wheel):
     assert {name for name in top if not name.endswith(".dist-info")} == {"segue"}
     templates = {path.name for path in (REPO / "deployments" / "templates").iterdir() if path.name != "__pycache__"}
     assert {name.rpartition("/")[2] for name in names if "/templates/" in name} == templates
+    monitoring = {path.name for path in (REPO / "deployments" / "monitoring").iterdir()}
+    assert {name.rpartition("/")[2] for name in names if "/monitoring/" in name} == monitoring
     assert "segue/py.typed" in names
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
@@ -23,6 +23,7 @@ from prefect.utilities.callables import parameter_schema
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.deployments.local_stack.registration import process_template
+from segue.deployments.local_stack.stack import free_port
 from segue.deployments.workers.parents_worker import PARENT_ENTRYPOINT, ProcessJob, why_own_process
 from segue.flows.recover import recover
 from segue.flows.train import train
@@ -35,6 +36,7 @@ from segue.runlog.parents import parents, read_parent
 from tests.flows.conftest import REPO
 from tests.flows.test_recovery import the_parents
 from tests.flows.test_runs import LONG, artifacts, final_state, live_attempt, until
+from tests.support.servers.prometheus import running_prometheus
 
 pytestmark = pytest.mark.prefect
 
@@ -99,10 +101,12 @@ def pool(client):
 
 
 @contextmanager
-def serving(stack, client, tmp_path, *, pool: str = POOL, runs: int = 10) -> Iterator[psutil.Popen]:
+def serving(
+    stack, client, tmp_path, *, pool: str = POOL, runs: int = 10, variables: Mapping[str, str] = {}
+) -> Iterator[psutil.Popen]:
     """`segue serve` as a process; ended with SIGTERM, unless the block has ended it."""
     name = f"serve-{tmp_path.name}"
-    environment = stack.environment() | {"PREFECT_HOME": str(tmp_path / "prefect-of-serve")}
+    environment = stack.environment() | {"PREFECT_HOME": str(tmp_path / "prefect-of-serve")} | variables
     command = [str(SEGUE), "serve", "--pool", pool, "--runs", str(runs), "--name", name]
     with (tmp_path / "serve.log").open("ab") as log:
         process = psutil.Popen(command, env=environment, cwd=REPO, stdout=log, stderr=subprocess.STDOUT)
@@ -166,6 +170,28 @@ def test_two_runs_are_served_at_once_by_one_process(stack, client, pool, make_sp
             assert "step 400 of 400" in newest.data
         assert parents(begun[0][0].store) == []
     assert serve.wait() == 128 + signal.SIGTERM
+
+
+@pytest.mark.matrix
+def test_prometheus_gets_the_served_runs_also_after_their_end(stack, client, pool, make_spec, tmp_path):
+    port = free_port(0)
+    variables = {"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT": str(port)}
+    url = f"http://127.0.0.1:{port}/metrics"
+    with serving(stack, client, tmp_path, variables=variables), running_prometheus(tmp_path, url) as prometheus:
+        assert f"metrics: {url}" in (tmp_path / "serve.log").read_text().replace("\n", "")
+        begun = [start_served(client, make_spec(run_id=name, **LONG | {"steps": 200})) for name in ("first", "second")]
+        assert prometheus.wait_for('segue_run_state{state="running"}')
+        for _, flow_run_id in begun:
+            assert final_state(client, flow_run_id).type is StateType.COMPLETED
+        assert prometheus.wait_for('count(segue_run_state{state="finished"}) == 2')
+        assert prometheus.value('segue_committed_steps{run="first"}') == 200
+        assert prometheus.value('segue_goodput_ratio{run="second"}') > 0
+        command, environment = [str(SEGUE), "serve", "--pool", pool], stack.environment() | variables
+        refused = subprocess.run(command, env=environment, cwd=REPO, check=False, capture_output=True, text=True)
+    assert refused.returncode == 2
+    said = " ".join(refused.stderr.split())
+    assert f"metrics: the endpoint for Prometheus cannot listen on 127.0.0.1:{port}" in said
+    assert "Fix: set OTEL_EXPORTER_PROMETHEUS_PORT" in said
 
 
 @pytest.mark.soak

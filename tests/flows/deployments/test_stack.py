@@ -28,6 +28,7 @@ from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
 from tests.flows.test_runs import until
+from tests.support.servers.prometheus import running_prometheus
 
 REPO = Path(__file__).parents[3]
 SEGUE = Path(sys.executable).with_name("segue")
@@ -185,6 +186,27 @@ def test_sigterm_ends_a_run_in_a_plain_folder_and_all_it_started_after_a_last_ch
     assert report.stop_reason in (StopReason.NOTICE, StopReason.CANCELLED)
     assert report.lost_steps == 0
     assert {path.name for path in tmp_path.iterdir()} == {".segue", "run.toml"}
+
+
+@pytest.mark.matrix
+@pytest.mark.prefect
+def test_prometheus_gets_the_run_of_a_parent_with_a_process_of_its_own(tmp_path):
+    (tmp_path / "run.toml").write_text(LONG_RUN.replace("4000", "1000000"))
+    variables = {"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT": str(free_port(0))}
+    address = f"http://127.0.0.1:{variables['OTEL_EXPORTER_PROMETHEUS_PORT']}/metrics"
+    command = [str(SEGUE), "run", "segue.testing.recipes:tiny", "--config", "run.toml", "--run-id", "scraped"]
+    with (
+        running_prometheus(tmp_path, address) as prometheus,
+        subprocess.Popen(command, cwd=tmp_path, env=os.environ | variables, stderr=subprocess.DEVNULL) as run,
+    ):
+        (state,) = prometheus.wait_for('segue_run_state{state="running"}')
+        assert (state["metric"]["run"], state["metric"]["pool"]) == ("scraped", "segment/spot")
+        # The parent refreshes the metrics every 30 s.
+        assert prometheus.wait_for("segue_reached_steps > 0 and segue_heartbeat_age_seconds < 30")
+        assert prometheus.value("segue_step_seconds") > 0
+        assert prometheus.value("segue_store_up") == 1
+        run.terminate()
+        assert run.wait(60) == 143
 
 
 @pytest.mark.prefect

@@ -18,7 +18,7 @@ import yaml
 from segue.deployments.local_stack.stack import free_port
 
 MONITORING = Path(__file__).parents[3] / "deployments" / "monitoring"
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 240.0
 WHY_NOT = "Prometheus is not installed; apt-get install prometheus"
 
 
