@@ -37,10 +37,6 @@ class MeasuredRun:
     def summary(self) -> RunSummary:
         return self.view.summary
 
-    @property
-    def is_done(self) -> bool:
-        return self.summary.is_over or self.summary.state == "finished"
-
     @cached_property
     def now(self) -> Situation:
         slowest = own_step_seconds(self.spec, self.history, self.view.beat)
@@ -101,13 +97,13 @@ def _work_at_risk_seconds(run: MeasuredRun) -> float | None:
 
 
 def _slack_seconds(run: MeasuredRun) -> float | None:
-    return None if run.is_done else run.now.slack_seconds
+    return None if run.summary.is_over else run.now.slack_seconds
 
 
 def _on_demand_due_seconds(run: MeasuredRun) -> float | None:
     plan = run.history.open_plan
     has_moved = plan is not None and plan.capacity is Capacity.ON_DEMAND
-    return None if run.is_done or has_moved else seconds_to_recall(run.now)
+    return None if run.summary.is_over or has_moved else seconds_to_recall(run.now)
 
 
 def _late_seconds(run: MeasuredRun) -> float | None:

@@ -8,11 +8,11 @@ from datetime import timedelta
 import pytest
 
 from segue.metrics.families import FAMILIES, RUN_LABELS, MeasuredRun
-from segue.records import Capacity, StopReason, VerdictKind
+from segue.records import Capacity, StopReason, Verdict, VerdictKind
 from segue.reports.cost_report import cost_report
 from segue.reports.goodput import CAUSES
 from segue.reports.page import RunView
-from segue.runlog.entries import DecisionEntry
+from segue.runlog.entries import DecisionEntry, DrillEntry
 from tests.metrics.measured import STORE, eventful_view, with_trouble
 from tests.support.histories import Logbook, make_spec
 
@@ -136,6 +136,14 @@ def test_a_preemption_counts_once_its_stop_reason_is_final():
     assert metrics(view_of(book))["segue_preemptions_total"] == {("segment/spot",): 0}
     book.plan()
     assert metrics(view_of(book))["segue_preemptions_total"] == {("segment/spot",): 1}
+
+
+def test_a_broken_rehearsal_counts_apart_from_the_resumes():
+    book = Logbook(make_spec())
+    kept = book.commit(book.claim(book.plan()), 10)
+    book.write(DrillEntry, checkpoint=kept, verdict=Verdict(kind=VerdictKind.BROKEN), seconds=3.0)
+    found = metrics(view_of(book))["segue_resume_verdicts_total"]
+    assert {labels: count for labels, count in found.items() if count} == {("rehearsal", "broken"): 1}
 
 
 def test_work_at_risk_counts_from_the_newest_commit_that_is_known():
