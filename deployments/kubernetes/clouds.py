@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from segue.deployments.containers import POOLS, PoolName
+from segue.doctor.pools.segment_job import AVOIDED_NODES
 
 CloudName = Literal["eks", "gke", "aks"]
 
@@ -101,7 +102,14 @@ def placement(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": {POOL_LABEL: pool}},
     }
-    return {"topologySpreadConstraints": [spread], **node_rules(cloud, pool), "tolerations": tolerations(cloud, pool)}
+    rules = node_rules(cloud, pool)
+    if pool != "parents":
+        # This is a preference, because a pod that may run on no other node must not wait for ever.
+        others = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": f"{{{{ {AVOIDED_NODES} }}}}"}
+        preferred = {"weight": 100, "preference": {"matchExpressions": [others]}}
+        affinity = rules.setdefault("affinity", {"nodeAffinity": {}})
+        affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] = [preferred]
+    return {"topologySpreadConstraints": [spread], **rules, "tolerations": tolerations(cloud, pool)}
 
 
 def node_rules(cloud: Cloud, pool: PoolName) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from segue.deployments.containers import POOLS, PoolName, command, environment, image, number, text
 from segue.deployments.kubernetes.clouds import CLOUDS, POOL_LABEL, Cloud, CloudName, node_rules, placement
-from segue.doctor.pools.segment_job import SIGTERM_SECONDS
+from segue.doctor.pools.segment_job import AVOIDED_NODES, SIGTERM_SECONDS
+from segue.launch.rendezvous import KUBERNETES_NODE
 
 NAMESPACE = "segue"
 
@@ -22,6 +23,8 @@ _IMAGE_USER = 1000
 _RUN_ACCOUNT = "segue-run"
 _KEPT_SECONDS = 3600
 """Seconds for which an ended job is kept for inspection."""
+_NO_NODE = "no-node"
+"""The name of no node, because Kubernetes refuses a rule without names."""
 _FOLDER = "deployments/kubernetes"
 _AS_THEY_ARE = ("00-namespace.yaml", "access.yaml", "disruption.yaml", "create-pools.sh")
 _WORKERS = "workers.yaml"
@@ -109,6 +112,8 @@ def _container(pool: PoolName) -> dict[str, Any]:
     }
     if pool != "parents":
         with_gpus = needed | {"nvidia.com/gpu": "{{ gpus }}"}
+        # The worker adds the variables of `env` to this list.
+        container["env"] = [{"name": KUBERNETES_NODE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
         container["resources"] = {"requests": with_gpus, "limits": with_gpus}
         container["volumeMounts"] = [
             {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - its place in every container
@@ -157,6 +162,12 @@ def _variables(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
         properties |= {
             "gpus": number("Number of accelerators of the pod; may be 0.", 1),
             "shared_memory": text("Size of /dev/shm, for data loader workers and NCCL.", "8Gi"),
+            AVOIDED_NODES: {
+                "description": "Nodes that a pod avoids if another node fits. segue sets them for each attempt.",
+                "type": "array",
+                "items": {"type": "string"},
+                "default": [_NO_NODE],
+            },
             "fast_folder": text("Size of /fast, for `checkpoints.fast_folder`.", "20Gi"),
         }
     return {"type": "object", "properties": properties, "definitions": {"KubernetesClusterConfig": _CLUSTER_CONFIG}}

@@ -12,6 +12,7 @@ from segue.clock import SystemClock
 from segue.controller.recovery_looks import SILENCE_FIX, seconds_without_look, silence_sentence
 from segue.controller.standbys.messages import held_by_standbys
 from segue.controller.steps import request_stop
+from segue.policy.machines.bad_machines import of_run
 from segue.records import Heartbeat, ParentRecord
 from segue.reports.console import console, show_json
 from segue.reports.cost_report import CostReport, cost_report
@@ -48,6 +49,7 @@ def _facts(run: str, runlog: RunLog, history: History, *, beat: Heartbeat | None
     return {
         **run_facts(summarize(run, history, now=now, beat=beat), history),
         "waits_for": _waiting(parent),
+        "bad_machines": [each.in_words for each in of_run(history, log_id=runlog.log_id, now=now)],
         "recovery": _unguarded(runlog, parent, now=now),
         "last_decision": last.reason if last else None,
         "rehearsal": history.drills[-1].verdict.kind.value if history.drills else None,
@@ -82,6 +84,8 @@ def _show(run: str, runlog: RunLog, history: History, *, beat: Heartbeat | None,
     facts |= {"rehearsal": rehearsal} if rehearsal is not None else {}
     unguarded = _unguarded(runlog, parent, now=now)
     facts |= {"recovery": unguarded} if unguarded is not None else {}
+    bad = of_run(history, log_id=runlog.log_id, now=now)
+    facts |= {"bad machines": "; ".join(each.in_words for each in bad)} if bad else {}
     facts |= anomaly_facts(history) | _live_facts(beat, now=now)
     facts |= budget_facts(spec, history, now=now, beat=beat) if spec else {}
     taken = preemptions(spec, history, beat=beat) if spec else []

@@ -136,6 +136,7 @@ def _lost_report(
         train_steps=steps if rate else 0,
         startup_seconds=max(alive - steps * rate, 0.0) if rate else 0.0,
         peak_memory_bytes=beat.peak_memory_bytes if beat else None,
+        zone=beat.zone if beat else "",
         note=why,
     )
 

@@ -1,4 +1,4 @@
-"""Connects a run with the memory of its store's pools.
+"""Connects a run with the memory of its store's pools and of their machines.
 
 Facts that the run sees of its pools are added to the memory, and a new run begins with the memory.
 """
@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from segue.clock import Clock
 from segue.controller.costs.prices import append_at
 from segue.policy.availability import intervals
+from segue.policy.machines.machine_evidence import seen_machines
 from segue.policy.spending import pools_now
 from segue.policy.starts import machine_starts
 from segue.records import SeenInterval, SeenPools, SeenPrice, SeenStart
@@ -87,6 +88,7 @@ def seen_of(spec: RunSpec, history: History, *, log_id: str, now: datetime) -> S
             for pool, price in prices.items()
             if pools.has_own_prices
         },
+        machines=seen_machines(history, log_id=log_id),
     )
 
 

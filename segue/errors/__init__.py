@@ -96,6 +96,7 @@ from segue.errors.training import (
     RehearsalError,
     StructureChangedError,
     TrackerError,
+    UnfitMachineError,
 )
 from segue.errors.usage import (
     COMMAND_LINE,
@@ -221,6 +222,7 @@ __all__ = [
     "TraceError",
     "TrackerError",
     "TruncatedShardError",
+    "UnfitMachineError",
     "UnknownModelError",
     "UnknownStepError",
     "UnknownVersionError",

@@ -219,6 +219,18 @@ class MachineTooSmallError(MachineError):
         )
 
 
+class UnfitMachineError(MachineError):
+    """A machine failed the check before the claim."""
+
+    def __init__(self, *, machine: str, problems: tuple[str, ...]) -> None:
+        self.machine, self.problems = machine, problems
+        super().__init__(
+            f"{machine} failed the check before the claim: {'; '.join(problems)}. Nothing was changed. The run "
+            "asks for a machine again.",
+            fix="repair that machine, or remove it from the pool; `segue pools` lists the bad machines.",
+        )
+
+
 class AcceleratorGoneError(MachineError):
     """The run trained on an accelerator, but torch finds no accelerator on this machine."""
 

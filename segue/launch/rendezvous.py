@@ -29,6 +29,9 @@ from segue.spec import RunSpec
 RANKS_VARIABLE = "SEGUE_RANKS"
 """Environment variable that segue sets for the ranks of an attempt. torchrun's own variables may also come from outside
 the segment."""
+RAY_NODE, KUBERNETES_NODE = "SEGUE_RAY_NODE", "SEGUE_KUBERNETES_NODE"
+"""Environment variables with the name of the node on which ranks run: the id of a Ray node, the name of a Kubernetes
+node."""
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 12_000, 20_000
 """First port and number of ports for the meeting of ranks. These ports are below the ports that systems give to

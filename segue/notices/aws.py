@@ -79,6 +79,10 @@ class AwsWatcher:
         found = self._get("/latest/meta-data/instance-id", timeout_seconds=timeout_seconds)
         return found is not None and _INSTANCE_ID.fullmatch(found.text.strip()) is not None
 
+    def zone(self) -> str:
+        found = self._get("/latest/meta-data/placement/availability-zone")
+        return found.text.strip() if found is not None else ""
+
     def poll(self, board: NoticeBoard) -> None:
         self._look_for_action(board)
         self._look_for_recommendation(board)

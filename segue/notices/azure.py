@@ -46,6 +46,10 @@ class AzureWatcher:
         found = self._service.document(answer)
         return isinstance(found.get("vmId"), str) and isinstance(found.get("name"), str)
 
+    def zone(self) -> str:
+        found = self._service.document(self._service.request(_COMPUTE, headers=_METADATA))
+        return "-".join(str(found[name]) for name in ("location", "zone") if found.get(name))
+
     def poll(self, board: NoticeBoard) -> None:
         if self._machine is None:
             self._machine = self._name()

@@ -44,6 +44,8 @@ class NoticeBoard:
         self._left: dict[str, _Left] = {}
         self._hints: dict[str, float] = {}
         self._is_held = False
+        self.zone: str | None = None
+        """Zone of this machine; None until the cloud's metadata service was asked."""
         self._withdrawing = threading.Lock()
         self.phase_of: Callable[[], str | None] = lambda: None
         """A function that returns the current phase of the attempt. It only reads, because a signal handler may call

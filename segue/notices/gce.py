@@ -40,6 +40,10 @@ class GceWatcher:
         answer = self._service.request(path, headers=_FLAVOR, timeout_seconds=timeout_seconds)
         return answer.status == OK and answer.headers.get("metadata-flavor") == "Google"
 
+    def zone(self) -> str:
+        answer = self._service.request("/computeMetadata/v1/instance/zone", headers=_FLAVOR)
+        return answer.text.strip().rpartition("/")[2] if answer.status == OK else ""
+
     def poll(self, board: NoticeBoard) -> None:
         """Read the value. From the second call on, wait up to 20 s for a change."""
         query: dict[str, str | int] = {}

@@ -105,6 +105,14 @@ class CloudWatcher(Protocol):
         """
         ...
 
+    def zone(self) -> str:
+        """Return the zone of this machine; empty if the service names none.
+
+        Raises:
+            MetadataServiceError: the service could not be read.
+        """
+        ...
+
     def poll(self, board: NoticeBoard) -> None:
         """Read the service once.
 

@@ -74,9 +74,13 @@ class Watcher:
     name: str
     source: NoticeSource
     period_seconds: float
-    is_remote: bool = False
-    """Whether a poll may wait long for another machine. The end of an attempt does not wait for a poll of another
-    machine."""
+    cloud: CloudWatcher | None = None
+    """The source, if it is a metadata service."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a poll may wait long for another machine. The end of an attempt does not wait for such a poll."""
+        return self.cloud is not None
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,8 @@ def _watch(watcher: Watcher, board: NoticeBoard, stop: threading.Event) -> None:
 def _trouble_of_poll(watcher: Watcher, board: NoticeBoard) -> str | None:
     try:
         watcher.source.poll(board)
+        if watcher.cloud is not None and board.zone is None:
+            board.zone = watcher.cloud.zone()
     except Exception as error:
         # Catch any exception, because a failed poll must not end the thread: a later notice would be missed.
         return str(error)
@@ -168,4 +174,4 @@ def _found_here(clock: Clock) -> Watcher | None:
 
 
 def _of_cloud(source: CloudWatcher) -> Watcher:
-    return Watcher(source.name, source, source.period_seconds, is_remote=True)
+    return Watcher(source.name, source, source.period_seconds, cloud=source)

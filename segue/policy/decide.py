@@ -13,6 +13,7 @@ from segue.policy.availability import died_in_place, preemptions
 from segue.policy.broken_resumes import next_recovery_step, verdict_to_stop
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import handover_to
+from segue.policy.machines.bad_machines import avoided_nodes, of_run, warning_of
 from segue.policy.planned_ends import PlannedEnd, kept_pool, planned_end
 from segue.policy.pool_choice import PoolChoice, choose_pool, others_in_words
 from segue.policy.queueing import Queues
@@ -190,6 +191,7 @@ def _planned(
         stop_at_epoch=end.epoch,
         start_within_seconds=None if wait is None else wait + delay,
         skips=skips,
+        avoided_nodes=avoided_nodes(spec, history, now=now),
         standby=back.standby if back else None,
         delay_seconds=delay,
         pools=() if wait is None or is_last_resort else chosen.pool.requests_within(wait - here.changeover_seconds),
@@ -201,7 +203,8 @@ def _planned(
     where = chosen.pool.why + others_in_words(plan.pools) if capacity is Capacity.SPOT else ""
     later = f"retry in {duration(delay)}" if delay else ""
     still = "the program has still to end: what follows its loop was cut off" if history.owes_end(spec) else ""
-    return plan, (still, before or "", chosen.why, later, where, refusals.in_words(history))
+    bad = warning_of(of_run(history, log_id="", now=now))
+    return plan, (still, before or "", chosen.why, later, where, refusals.in_words(history), bad)
 
 
 def _is_over(spec: RunSpec, history: History) -> Decision | None:

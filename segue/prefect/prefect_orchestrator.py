@@ -15,6 +15,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Cancelling
 
 from segue.doctor.pools.queue_judgement import blocker
+from segue.doctor.pools.segment_job import AVOIDED_NODES
 from segue.errors import OrchestratorError
 from segue.policy.queueing import Queues
 from segue.policy.starts import StartNumbers
@@ -23,7 +24,7 @@ from segue.prefect.api import SILENCE, create_flow_run, is_cancelled, quick_clie
 from segue.prefect.flow_run_start import StartTimes, said_of_start, why_refused
 from segue.prefect.messenger import Message, Messenger
 from segue.prefect.queues import queues_of_attempt
-from segue.prefect.run_pools import read_pool
+from segue.prefect.run_pools import has_variable, read_pool
 from segue.prefect.state_words import Word, in_words, is_by_a_person, state_with
 from segue.records import Capacity, SegmentPlan, StopReason
 from segue.spec import RunSpec
@@ -274,7 +275,7 @@ class PrefectOrchestrator:
             "tags": ["segue", spec.run_id, plan.capacity.value],
             "idempotency_key": key,
         }
-        return key, partial(_create, deployment=plan.deployment, facts=facts)
+        return key, partial(_create, deployment=plan.deployment, facts=facts, avoided_nodes=plan.avoided_nodes)
 
     def _standby(
         self, spec: RunSpec, standby: str, *, deployment: str
@@ -300,8 +301,12 @@ def name_of(plan: SegmentPlan, number: int = 1) -> str:
     return plan.standby or f"{plan.segment}:{plan.attempt}" + (f":start{number}" if number > 1 else "")
 
 
-def _create(client: SyncPrefectClient, *, deployment: str, facts: dict[str, Any]) -> UUID:
+def _create(
+    client: SyncPrefectClient, *, deployment: str, facts: dict[str, Any], avoided_nodes: tuple[str, ...] = ()
+) -> UUID:
     found = read_deployment(client, deployment)
+    if avoided_nodes and has_variable(client, found, AVOIDED_NODES):
+        facts["job_variables"] = {AVOIDED_NODES: list(avoided_nodes)}
     # The id is kept for a second try, because the server creates the task run only once.
     facts["parent_task_run_id"] = facts.get("parent_task_run_id") or _shown_task_run(client)
     return create_flow_run(client, found.id, **facts)

@@ -210,6 +210,14 @@ def read_pool(client: SyncPrefectClient, deployment: str) -> PoolState:
         raise OrchestratorError(what=what, fix="create it, then deploy again.") from None
 
 
+def has_variable(client: SyncPrefectClient, deployment: DeploymentResponse, name: str) -> bool:
+    """Whether the template of a deployment's pool has this job variable."""
+    if deployment.work_pool_name is None:
+        return False
+    template = client.read_work_pool(deployment.work_pool_name).base_job_template
+    return name in template.get("variables", {}).get("properties", {})
+
+
 def _state_of(client: SyncPrefectClient, name: str, deployment: DeploymentResponse, pool_name: str) -> PoolState:
     pool = client.read_work_pool(pool_name)
     queue = None

@@ -173,6 +173,11 @@ class SegmentPlan(Record):
         "The first machine that claims the attempt trains the attempt.",
     )
     log_id: str = Field("", description="Id of the log that contains this decision; empty in plans of older versions.")
+    avoided_nodes: tuple[str, ...] = Field(
+        (),
+        exclude_if=lambda nodes: not nodes,  # Older versions refuse a record with a field that they do not know.
+        description="Nodes of the cluster that the attempt avoids if other nodes fit, because they were bad.",
+    )
 
     def on_pool(self, deployment: str) -> SegmentPlan:
         """Return the plan as one pool is to carry it out."""
@@ -245,6 +250,11 @@ class SegmentReport(Record):
         None, description="Peak resident memory of the trainer in bytes; None: not measured."
     )
     note: str | None = Field(None, description="Further information for a person.")
+    zone: str = Field(
+        "",
+        exclude_if=lambda zone: not zone,  # Older versions refuse a record with a field that they do not know.
+        description="Zone of the machine, from the cloud's metadata service; empty: not known.",
+    )
     finish_reason: str | None = Field(
         None,
         description="Reason that the training code gave for ending the run at `to_step`, before the goal; "

@@ -1,4 +1,4 @@
-"""Records what the runs of a store have seen of its pools: intervals of availability, starts and prices."""
+"""Records what the runs of a store have seen of its pools: intervals of availability, starts, prices and machines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from pydantic import Field
 
 from segue.records.documents import Record, Value
+from segue.records.machines import SeenMachine
 from segue.units import Moment, Seconds
 
 
@@ -49,3 +50,8 @@ class SeenPools(Record):
     intervals: tuple[SeenInterval, ...] = ()
     starts: tuple[SeenStart, ...] = ()
     prices: dict[str, SeenPrice] = Field(default_factory=dict, description="By deployment.")
+    machines: tuple[SeenMachine, ...] = Field(
+        (),
+        exclude_if=lambda machines: not machines,  # Older versions refuse a record with a field that they do not know.
+        description="What each attempt showed of its machines.",
+    )

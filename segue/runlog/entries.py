@@ -13,6 +13,8 @@ from segue.records import (
     CheckpointRef,
     Environment,
     Finding,
+    Machine,
+    MachineCheck,
     Manifest,
     Record,
     SeenPools,
@@ -21,9 +23,14 @@ from segue.records import (
     Verdict,
     WitnessRow,
 )
-from segue.runlog.framing import framed, unframed
+from segue.runlog.framing import framed, in_whole_characters, newest_version, unframed
 from segue.spec import RunSpec
 from segue.units import Figures, Moment, Money, Prices, Seconds
+
+
+def _is_unset(value: object) -> bool:
+    """Whether a field is left out, because older versions refuse fields that they do not know."""
+    return value in (None, ())
 
 
 class Entry(Record):
@@ -37,8 +44,7 @@ class Entry(Record):
     log_id: str = Field(
         "",
         description="Id of the log for which this record was written: the entry id of the first record of the log. "
-        "Empty in "
-        "the first record itself, and in records of older versions.",
+        "Empty in the first record itself, and in records of older versions.",
     )
 
 
@@ -85,9 +91,24 @@ class ClaimEntry(Entry):
     flow_run_id: str | None = None
     deployment: str | None = Field(
         None,
-        exclude_if=lambda deployment: deployment is None,  # Older versions refuse fields that they do not know.
+        exclude_if=_is_unset,
         description="Pool of the machine that runs the attempt, if the machine was requested on several pools.",
     )
+    machines: tuple[Machine, ...] = Field((), exclude_if=_is_unset, description="Machines of all ranks.")
+    machine_check: MachineCheck | None = Field(
+        None, exclude_if=_is_unset, description="Check of rank 0's machine before the claim; None: not made."
+    )
+
+
+class MachineEntry(Entry):
+    """A machine that failed the check before the claim, so that the attempt did not train there."""
+
+    kind: Literal["machine"] = "machine"
+    segment: int
+    attempt: int
+    deployment: str
+    machine: Machine
+    machine_check: MachineCheck
 
 
 class StartEntry(Entry):
@@ -173,8 +194,7 @@ class HandoverEntry(Entry):
     numbers: Figures = Field(
         default_factory=dict,
         description="`waited_seconds`: time for which the standby waited for spot; `held_seconds`: time since the "
-        "standby "
-        "got a machine.",
+        "standby got a machine.",
     )
 
 
@@ -258,6 +278,7 @@ AnyEntry = Annotated[
     OpenEntry
     | DecisionEntry
     | ClaimEntry
+    | MachineEntry
     | StartEntry
     | CommitEntry
     | SealEntry
@@ -303,7 +324,7 @@ def body_of(entry: Entry) -> bytes:
     except PydanticSerializationError:
         # The text has surrogates, from a file name that is not UTF-8. A traceback with such a name must not prevent the
         # report.
-        return type(entry).model_validate(_in_whole_characters(entry.model_dump())).model_dump_json().encode()
+        return type(entry).model_validate(in_whole_characters(entry.model_dump())).model_dump_json().encode()
 
 
 def parse(body: bytes, *, key: str) -> AnyEntry:
@@ -315,33 +336,10 @@ def parse(body: bytes, *, key: str) -> AnyEntry:
     try:
         return _ADAPTER.validate_json(body)
     except ValidationError as error:
-        version = _newest_version(error)
+        version = newest_version(error)
         why = (
             f"schema version {version} is newer than this segue"
             if version > 1
             else f"not a log record ({error.error_count()} problems)"
         )
         raise DamagedRecordError(key=key, why=why) from None
-
-
-def _in_whole_characters(value: object) -> object:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {_in_whole_characters(key): _in_whole_characters(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_in_whole_characters(item) for item in value]
-    return value
-
-
-def _newest_version(error: ValidationError) -> int:
-    """Return the highest schema version in the refused record or in its parts. Return 1 if no version is found."""
-    found = []
-    for problem in error.errors(include_url=False, include_context=False):
-        value = problem["input"]
-        if problem["type"] == "union_tag_invalid" and isinstance(value, dict):
-            value = value.get("schema_version")  # For an unknown kind, pydantic reports only the whole record.
-        elif problem["loc"][-1:] != ("schema_version",):
-            continue
-        found.append(value if isinstance(value, int) else 1)
-    return max(found, default=1)

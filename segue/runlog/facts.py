@@ -27,6 +27,7 @@ from segue.runlog.entries import (
     DecisionEntry,
     DrillEntry,
     HandoverEntry,
+    MachineEntry,
     PricesEntry,
     SpendingEntry,
     StartEntry,
@@ -74,6 +75,8 @@ class History:
     attempts: tuple[Attempt, ...] = ()
     starts: tuple[StartEntry, ...] = ()
     """The start entries, each about the start of one attempt on its pool."""
+    unfit_machines: tuple[MachineEntry, ...] = ()
+    """The machines that failed the check before the claim."""
     reports: tuple[SegmentReport, ...] = ()
     resumes: tuple[VerdictEntry, ...] = ()
     drills: tuple[DrillEntry, ...] = ()

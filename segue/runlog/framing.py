@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import crc32c
+from pydantic import ValidationError
 
 from segue.errors import DamagedRecordError
 
@@ -46,3 +47,27 @@ def entry_id_in(data: bytes) -> str | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return found if isinstance(found, str) else None
+
+
+def in_whole_characters(value: object) -> object:
+    """Return the value with a replacement for each half of a character in its texts."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {in_whole_characters(key): in_whole_characters(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [in_whole_characters(item) for item in value]
+    return value
+
+
+def newest_version(error: ValidationError) -> int:
+    """Return the highest schema version in the refused record or in its parts. Return 1 if no version is found."""
+    found = []
+    for problem in error.errors(include_url=False, include_context=False):
+        value = problem["input"]
+        if problem["type"] == "union_tag_invalid" and isinstance(value, dict):
+            value = value.get("schema_version")  # For an unknown kind, pydantic reports only the whole record.
+        elif problem["loc"][-1:] != ("schema_version",):
+            continue
+        found.append(value if isinstance(value, int) else 1)
+    return max(found, default=1)

@@ -14,6 +14,7 @@ from segue.runlog.entries import (
     DrillEntry,
     HandoverEntry,
     LiftEntry,
+    MachineEntry,
     OpenEntry,
     PoolsEntry,
     PricesEntry,
@@ -116,6 +117,7 @@ class Folding:
         self._checkpoints = FoldedCheckpoints()
         self._attempts = FoldedAttempts()
         self._starts = Grown[StartEntry]()
+        self._unfit_machines = Grown[MachineEntry]()
         self._reports = Grown[SegmentReport]()
         self._decisions = FoldedDecisions()
         self._evidence = FoldedEvidence()
@@ -157,7 +159,7 @@ class Folding:
                 self._decisions.hand_over(entry)
             case QuarantineEntry() | LiftEntry() | PruneEntry():
                 self._checkpoints.change(entry)
-            case PricesEntry() | SpendingEntry() | PoolsEntry() | StartEntry():
+            case PricesEntry() | SpendingEntry() | PoolsEntry() | StartEntry() | MachineEntry():
                 self._note(entry)
         self._highest_epoch = max(self._highest_epoch, entry.epoch)
 
@@ -169,6 +171,7 @@ class Folding:
             checkpoints=self._checkpoints.read(),
             attempts=self._attempts.read(),
             starts=self._starts.read(),
+            unfit_machines=self._unfit_machines.read(),
             reports=self._reports.read(),
             resumes=evidence.resumes.read(),
             drills=evidence.drills.read(),
@@ -207,11 +210,13 @@ class Folding:
         if self._decisions.is_over:
             self._end_earlier_runs()
 
-    def _note(self, entry: PricesEntry | SpendingEntry | PoolsEntry | StartEntry) -> None:
+    def _note(self, entry: PricesEntry | SpendingEntry | PoolsEntry | StartEntry | MachineEntry) -> None:
         if isinstance(entry, PricesEntry):
             self._decisions.prices = entry
         elif isinstance(entry, StartEntry):
             self._starts.append(entry)
+        elif isinstance(entry, MachineEntry):
+            self._unfit_machines.append(entry)
         elif isinstance(entry, PoolsEntry):
             self._seen_pools = entry.seen
         else:

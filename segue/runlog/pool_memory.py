@@ -1,5 +1,5 @@
 """Stores the memory of a store's pools: one small object with everything that the runs of the store have seen of the
-pools.
+pools and of their machines.
 
 Each change writes the next number with `put_if_absent`. If several runs add observations at the same time, one run
 wins, and the other runs read the winner's object and add to it. Readers use the object with the highest number. If the
@@ -17,15 +17,15 @@ from datetime import datetime
 from typing import TypeVar
 
 from segue.errors import MissingObjectError
-from segue.records import SeenInterval, SeenPools, SeenStart
+from segue.records import SeenInterval, SeenMachine, SeenPools, SeenStart
 from segue.runlog import keys
 from segue.stores.base import Store, StoreWriteError
 
 log = logging.getLogger(__name__)
 
-MOST_INTERVALS, MOST_STARTS, MOST_POOLS = 100, 20, 50
-"""Maximum number of intervals and of starts that are kept for each pool, the newest first, and maximum number of pools.
-"""
+MOST_INTERVALS, MOST_STARTS, MOST_MACHINES, MOST_POOLS = 100, 20, 100, 50
+"""Maximum number of intervals, of starts and of observations of machines that are kept for each pool, the newest first,
+and maximum number of pools."""
 _MOST_IN_LOG = 30
 """Number of intervals of each pool that a run copies into its log, the newest first.
 
@@ -34,7 +34,7 @@ All of these intervals together count as four intervals.
 _TRIES = 5
 _KEPT = 2
 """Number of objects that are kept. A reader may have listed the object before the newest object."""
-_Seen = TypeVar("_Seen", SeenInterval, SeenStart)
+_Seen = TypeVar("_Seen", SeenInterval, SeenStart, SeenMachine)
 _NUMBER = re.compile(r"(\d{8})\.json")
 
 
@@ -59,6 +59,7 @@ def of_others(known: SeenPools, pools: Collection[str], *, log_id: str = "") -> 
     return SeenPools(
         intervals=tuple(sorted(newest, key=lambda each: each.begun_at)),
         starts=tuple(each for each in known.starts if each.pool in pools and each.log_id != log_id),
+        machines=tuple(each for each in known.machines if each.pool in pools and each.log_id != log_id),
     )
 
 
@@ -100,7 +101,7 @@ def _drop(store: Store, numbers: Iterable[int]) -> None:
 def merged(before: SeenPools, added: SeenPools) -> SeenPools:
     """Return both sets of observations without repetition.
 
-    Of two observations of the same interval or start, the longer observation counts. The function is pure.
+    Of two observations of the same interval, start or attempt, the longer observation counts. The function is pure.
     """
     intervals = _newest_of(
         [*before.intervals, *added.intervals],
@@ -114,17 +115,25 @@ def merged(before: SeenPools, added: SeenPools) -> SeenPools:
         most=MOST_STARTS,
         at=lambda each: each.decided_at,
     )
+    machines = _newest_of(
+        [*before.machines, *added.machines],
+        key=lambda each: (each.machine.kind, each.machine.name, each.log_id, each.segment, each.attempt),
+        most=MOST_MACHINES,
+        at=lambda each: each.begun_at,
+    )
     prices = dict(before.prices)
     for pool, price in added.prices.items():
         if pool not in prices or prices[pool].seen_at < price.seen_at:
             prices[pool] = price
     seen = [(each.begun_at, each.pool) for each in intervals] + [(each.decided_at, each.pool) for each in starts]
+    seen += [(each.begun_at, each.pool) for each in machines]
     seen += [(price.seen_at, pool) for pool, price in prices.items()]
     kept = list(dict.fromkeys(pool for _, pool in sorted(seen, reverse=True)))[:MOST_POOLS]
     return SeenPools(
         intervals=tuple(each for each in intervals if each.pool in kept),
         starts=tuple(each for each in starts if each.pool in kept),
         prices={pool: prices[pool] for pool in sorted(prices) if pool in kept},
+        machines=tuple(each for each in machines if each.pool in kept),
     )
 
 

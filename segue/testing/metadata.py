@@ -162,6 +162,8 @@ class FakeAws(FakeMetadataService):
             return Reply(401)
         if request.path == "/latest/meta-data/instance-id":
             return Reply(200, "i-0123456789abcdef0")
+        if request.path == "/latest/meta-data/placement/availability-zone":
+            return Reply(200, "eu-west-1b")
         document = self._documents.get(request.path)
         return Reply(404) if document is None else Reply(200, document, {"Content-Type": "application/json"})
 
@@ -196,6 +198,8 @@ class FakeGce(FakeMetadataService):
             return Reply(403, headers=flavor)
         if request.path == "/computeMetadata/v1/instance/id":
             return Reply(200, "4520031799277581759", flavor)
+        if request.path == "/computeMetadata/v1/instance/zone":
+            return Reply(200, "projects/123456789012/zones/europe-west4-a", flavor)
         if request.path != "/computeMetadata/v1/instance/preempted":
             return Reply(404, headers=flavor)
         if request.query.get("wait_for_change") == "true":
@@ -271,6 +275,7 @@ class FakeAzure(FakeMetadataService):
         found: dict[str, Any]
         if request.path == "/metadata/instance/compute":
             found = {"name": self.name, "vmId": "02aab8a4-74ef-476e-8182-f6d2ba4166a6", "priority": "Spot"}
+            found |= {"location": "westeurope", "zone": "2"}
         elif request.path == "/metadata/scheduledevents":
             found = {"DocumentIncarnation": self._incarnation, "Events": list(self._events.values())}
         else:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -33,14 +32,13 @@ from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
 from segue.notices.watchers import Search, Watcher, watchers_of, watching
 from segue.process import Parent, ProcessRef
-from segue.records import Environment, SegmentReport, StopReason
+from segue.records import SegmentReport, StopReason
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec, StoreSpec
 from segue.stores import LocalStore
 from segue.stores.base import Store, StoreReadError, StoreWriteError
-from segue.stores.retry import patiently
-from segue.trainer.claim import Claim, claim_run
+from segue.trainer.claim import claim_together
 from segue.trainer.health.activity import Activity
 from segue.trainer.health.failures import stop_reason, without_traceback
 from segue.trainer.health.heartbeat import HeartbeatThread
@@ -48,9 +46,9 @@ from segue.trainer.health.watchdog import Watchdog
 from segue.trainer.loop import TrainingLoop
 from segue.trainer.process.context import AttemptContext
 from segue.trainer.process.environment import environment_of, prepare_device, refuse_lost_accelerator
+from segue.trainer.process.machine_check import machine_here, require_fit
 from segue.trainer.program_attempt import ProgramAttempt
 from segue.trainer.programs.live_session import LiveSession
-from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.group import local_rank, meet
 from segue.trainer.rehearsal import refuse_after_broken
 from segue.trainer.replays.fresh import SecondOpinion, may_ask
@@ -110,7 +108,8 @@ def local_attempt(assignment: Assignment, *, runlog: RunLog, board: NoticeBoard,
             changed.
         BrokenResumeError: the resumed training differs from the run; the log has the verdict and the report.
     """
-    with _claimed(assignment, runlog=runlog, board=board, clock=clock) as attempt, ExitStack() as opened:
+    claimed = _claimed(assignment, runlog=runlog, board=board, clock=clock, is_checked=False)
+    with claimed as attempt, ExitStack() as opened:
         opened.enter_context(attempt.heartbeat.beating())
         yield opened.enter_context(attempt.hosting())
 
@@ -124,8 +123,13 @@ def _claimed(
     clock: Clock,
     shards: ShardWriter | None = None,
     leave: Callable[[int], None] = lambda _: None,
+    is_checked: bool = True,
 ) -> Iterator[Attempt]:
-    """Claim the run and yield the attempt. At the end of the block, the attempt's writer is closed."""
+    """Check the machine, claim the run and yield the attempt. At the end of the block, the attempt's writer is closed.
+
+    Raises:
+        UnfitMachineError: the machine failed the check; the run was not claimed.
+    """
     spec = assignment.spec
     device = prepare_device(spec, local_rank=local_rank())
     started_at = clock.monotonic()
@@ -141,10 +145,14 @@ def _claimed(
         with closing(shards):
             activity = Activity(clock, begun_at=started_at)
             board.phase_of = lambda: activity.phase
+            machine = machine_here(device)
+            check = require_fit(runlog, assignment, device=device, machine=machine) if is_checked else None
             context = AttemptContext(
                 assignment=assignment,
                 runlog=runlog,
-                claim=_claim(runlog, assignment, environment, group.ranks),
+                claim=claim_together(
+                    runlog, assignment, group.ranks, environment=environment, machine=machine, check=check
+                ),
                 device=device,
                 environment=environment,
                 group=group,
@@ -320,17 +328,6 @@ class Attempt:
             release=staging.release,
             clock=context.clock,
         )
-
-
-def _claim(runlog: RunLog, assignment: Assignment, environment: Environment, ranks: Ranks) -> Claim:
-    """Make the claim on the leader, and return this claim on every rank."""
-    own = claim_run(runlog, assignment, environment=environment) if ranks.is_leader else None
-    if own is not None:
-        log.info("run claimed attempt=%s epoch=%d", own.attempt_id, own.epoch)
-    claim = Claim(**json.loads(ranks.gather_texts(json.dumps(asdict(own)) if own is not None else "")[0]))
-    if own is None:
-        patiently(runlog.reload, what="log")
-    return claim
 
 
 def _fast_tier(spec: RunSpec) -> list[Store]:

@@ -32,18 +32,26 @@ The rules of fencing, including the ways in which a read may be wrong:
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from segue.errors import StalePlanError
 from segue.launch.assignment import Assignment
-from segue.records import Environment, SegmentPlan
+from segue.records import Environment, Machine, MachineCheck, MachineKind, SegmentPlan
 from segue.runlog import keys
 from segue.runlog.entries import ClaimEntry, Entry
 from segue.runlog.history import History, read_history, require_whole
 from segue.runlog.log import RunLog, Stamp
 from segue.stores.retry import patiently
+
+if TYPE_CHECKING:
+    from segue.trainer.ranks.collectives import Ranks
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,42 @@ class Claim:
     slot: int
 
 
-def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environment) -> Claim:
+def claim_together(
+    runlog: RunLog,
+    assignment: Assignment,
+    ranks: Ranks,
+    *,
+    environment: Environment,
+    machine: Machine,
+    check: MachineCheck | None,
+) -> Claim:
+    """Make the claim on the leader, and return this claim on every rank. `machine` is the machine of this rank.
+
+    Raises:
+        StalePlanError, LostRecordError: as for `claim_run`.
+    """
+    devices: dict[tuple[MachineKind, str], tuple[str, ...]] = {}
+    for each in map(Machine.model_validate_json, ranks.gather_texts(machine.model_dump_json())):
+        devices[each.kind, each.name] = (*devices.get((each.kind, each.name), ()), *each.devices)
+    machines = tuple(Machine(kind=kind, name=name, devices=serials) for (kind, name), serials in devices.items())
+    own = None
+    if ranks.is_leader:
+        own = claim_run(runlog, assignment, environment=environment, machines=machines, check=check)
+        log.info("run claimed attempt=%s epoch=%d", own.attempt_id, own.epoch)
+    claim = Claim(**json.loads(ranks.gather_texts(json.dumps(asdict(own)) if own is not None else "")[0]))
+    if own is None:
+        patiently(runlog.reload, what="log")
+    return claim
+
+
+def claim_run(
+    runlog: RunLog,
+    assignment: Assignment,
+    *,
+    environment: Environment,
+    machines: tuple[Machine, ...] = (),
+    check: MachineCheck | None = None,
+) -> Claim:
     """Append a claim with a higher epoch than all earlier claims.
 
     After the claim, every earlier attempt is fenced. If this process crashes immediately after its claim, the next
@@ -88,6 +131,8 @@ def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environmen
                 "trainer_pid": os.getpid(),
                 "segment_pid": os.getppid(),
                 "environment": environment,
+                "machines": machines,
+                "machine_check": check,
                 "flow_run_id": assignment.flow_run_id,
                 "deployment": plan.deployment if plan.pools else None,
             }

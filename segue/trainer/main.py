@@ -28,6 +28,7 @@ from segue.notices.signals import KINDS, SignalNotices
 from segue.process import FLOW_RUN_VARIABLE, go_on_without_parent, set_shown_variable
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
+from segue.trainer.process import machine_check
 from segue.trainer.ranks.process_end import end_process
 
 log = logging.getLogger("segue.trainer")
@@ -40,6 +41,7 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, tuple(KINDS))
     if sys.argv[1:] in ([], [EARLY_OPTION]):
         if sys.argv[1:]:
+            machine_check.begin()
             importlib.import_module("segue.trainer.attempt")
         text = sys.stdin.buffer.read()
         if not text:
@@ -88,6 +90,8 @@ def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, r
     signal.pthread_sigmask(signal.SIG_UNBLOCK, tuple(KINDS))
     for number in folder.enter(rank) if folder is not None else ():
         signals.leave(number)
+    if assignment is not None:
+        machine_check.begin()  # A standby's machine is checked when the standby gets its assignment.
     # These imports come after the handlers are installed, because they take seconds and a notice may arrive during
     # them.
     from segue.trainer.attempt import run_attempt

@@ -80,6 +80,7 @@ class AttemptReporter:
             peak_memory_bytes=peak_bytes(),
             memory_bytes=unreclaimable_bytes(),
             memory_limit_bytes=self.context.memory_limit_bytes,
+            zone=self.context.board.zone or "",
             rows=self.records.witness.unsealed_rows(),
             beat_at=self.context.clock.now(),
         )
@@ -113,6 +114,7 @@ class AttemptReporter:
             startup_seconds=(self.pace.first_step_at or self.context.clock.monotonic()) - self.context.started_at,
             save_seconds=save.save_seconds if save else None,
             save_cost_seconds=save.cost_seconds if save else None,
+            zone=self.context.board.zone or "",
             notice=self.context.board.read(),
             failure=failure,
             peak_memory_bytes=peak_bytes(),
@@ -256,6 +258,7 @@ def report_ended(
         seconds=context.seconds,
         phase_seconds=context.activity.phase_seconds(),
         startup_seconds=context.seconds,
+        zone=context.board.zone or "",
         notice=context.board.read() if reason is not StopReason.LOST else None,
         failure=failure,
         peak_memory_bytes=peak_bytes(),

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from segue.records import SeenInterval, SeenPools, SeenPrice, SeenStart
+from segue.records import Machine, SeenInterval, SeenMachine, SeenPools, SeenPrice, SeenStart
 from segue.runlog.pool_memory import add_to_memory
 from segue.stores import LocalStore
 
@@ -72,7 +72,32 @@ def test_people_get_a_table_and_a_picture(desk, store):
 def test_a_store_without_a_memory_and_one_that_is_not_there_say_so(desk):
     LocalStore(desk.folder / "empty").create()
     assert "No run of" in desk.run("pools", "--store", "empty").out
-    assert desk.told("pools", "--store", "empty") == {"store": "empty", "pools": [], "correlations": []}
+    assert desk.told("pools", "--store", "empty") == {"store": "empty", "pools": [], "correlations": [], "machines": []}
     missing = desk.run("pools", "--store", "nowhere")
     assert missing.code == 2
     assert "Fix:" in missing.err
+
+
+def test_each_machine_has_its_evidence_and_until_when_it_is_avoided_the_bad_ones_first(desk):
+    made, now = LocalStore(desk.folder / "machines").create(), datetime.now(UTC)
+    common = {"pool": "zone-a", "log_id": "one", "segment": 0, "begun_at": now, "seconds": 0.0, "zone": "eu-west-1b"}
+    bad, box = Machine(kind="slurm", name="n7", devices=("GPU-1",)), Machine(kind="host", name="box")
+    add_to_memory(
+        made,
+        SeenPools(
+            machines=(
+                SeenMachine(machine=bad, attempt=1, end="wrong_numbers", why="a product was wrong", **common),
+                SeenMachine(machine=bad, attempt=2, end="died", slowness=1.25, **common),
+                SeenMachine(machine=box, attempt=3, end="check_failed", why="disk: full", **common),
+                SeenMachine(machine=Machine(kind="slurm", name="n8"), attempt=4, end="ended", **common),
+            )
+        ),
+    )
+    said = desk.told("pools", "--store", str(made.root))["machines"]
+    assert [each["machine"] for each in said] == ["n7", "box", "n8"]
+    first, second, third = said
+    assert (first["wrong_numbers"], first["deaths"], first["slowness"], first["zone"]) == (1, 1, 1.25, "eu-west-1b")
+    assert (first["devices"], first["why"]) == (["GPU-1"], "a product was wrong")
+    assert datetime.fromisoformat(first["avoided_until"]) > now + timedelta(days=1)
+    assert (second["can_be_avoided"], second["failed_checks"]) == (False, 1)
+    assert (third["avoided_until"], third["why"]) == (None, None)

@@ -205,3 +205,16 @@ def test_a_service_that_is_gone_is_an_error_with_its_address(watcher, board):
         watcher(SystemClock(), environment).poll(board)
     assert refused.value.url.startswith(f"http://{host}/")
     assert board.read() is None
+
+
+@pytest.mark.parametrize(
+    ("service", "watcher", "zone"),
+    [
+        (FakeAws, AwsWatcher, "eu-west-1b"),
+        (FakeGce, GceWatcher, "europe-west4-a"),
+        (FakeAzure, AzureWatcher, "westeurope-2"),
+    ],
+)
+def test_each_cloud_names_the_zone_of_the_machine(service, watcher, zone):
+    with service() as running:
+        assert watcher(SystemClock(), running.environment).zone() == zone

@@ -18,6 +18,8 @@ from segue.records import (
     CodeFailure,
     Environment,
     Finding,
+    Machine,
+    MachineCheck,
     Manifest,
     Notice,
     SeenInterval,
@@ -40,6 +42,7 @@ from segue.runlog.entries import (
     Entry,
     HandoverEntry,
     LiftEntry,
+    MachineEntry,
     ModelEntry,
     OpenEntry,
     PoolsEntry,
@@ -86,6 +89,8 @@ REPORT = SegmentReport(
 )  # fmt: skip
 FINDING = Finding(component="optimizer", channel="digest", step=41, sentence="The optimizer's state differs.")
 VERDICT = Verdict(kind=VerdictKind.BROKEN, findings=(FINDING,), rows_compared=8, environment_changes=("torch",))
+MACHINE = Machine(kind="slurm", name="n\u00fc1", devices=("GPU-1",))
+CHECK = MachineCheck(seconds=0.25, results={"disk": "full"}, problems=("disk: full",))
 SPEC = RunSpec.parse({"run_id": "run-1", "recipe": "a.b:c", "steps": 3, "config": {"x": [1.5, None, {"y": "ü"}]}})
 ENTRIES: list[Entry] = [
     OpenEntry(**COMMON, spec=SPEC),
@@ -102,6 +107,7 @@ ENTRIES: list[Entry] = [
     DrillEntry(**COMMON, checkpoint=REF, verdict=VERDICT, seconds=4.25),
     ReportEntry(**COMMON, report=REPORT),
     HandoverEntry(**COMMON, standby="spare4", deployment="a/b", segment=1, attempt=2, reason="r", numbers={"c": 0.1}),
+    MachineEntry(**COMMON, segment=1, attempt=2, deployment="a/b", machine=MACHINE, machine_check=CHECK),
     QuarantineEntry(**COMMON, slot=7, checkpoint=REF, reason="flipped"),
     LiftEntry(**COMMON, slot=7, reason="read again: sound"),
     PruneEntry(**COMMON, slots=(1, 2, 3)),

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.records import SeenInterval, SeenPools, SeenPrice, SeenStart
+from segue.records import Machine, SeenInterval, SeenMachine, SeenPools, SeenPrice, SeenStart
 from segue.runlog import keys
 from segue.runlog.pool_memory import (
     MOST_INTERVALS,
+    MOST_MACHINES,
     MOST_POOLS,
     MOST_STARTS,
     add_to_memory,
@@ -64,6 +65,24 @@ def test_the_newest_price_counts_whoever_adds_last(store):
     add_to_memory(store, SeenPools(prices={"spot-a": price(2.0, hours=5)}))
     add_to_memory(store, SeenPools(prices={"spot-a": price(1.0, hours=3)}))
     assert read_memory(store).prices["spot-a"].per_hour == 2.0
+
+
+def machine(number: int, *, seconds: float = 60.0, end: str = "ended", name: str = "n1"):
+    at, node = BEGIN + timedelta(hours=number), Machine(kind="slurm", name=name)
+    place = {"pool": "spot-a", "log_id": "log", "segment": number, "attempt": 1}
+    return SeenMachine(machine=node, begun_at=at, seconds=seconds, end=end, **place)
+
+
+def test_later_evidence_about_an_attempts_machine_replaces_the_earlier_and_machines_are_bounded(store):
+    add_to_memory(store, SeenPools(machines=(machine(1), machine(1, name="n2"))))
+    add_to_memory(store, SeenPools(machines=(machine(1, seconds=90.0, end="wrong_numbers"),)))
+    add_to_memory(store, SeenPools(machines=(machine(1),)))
+    assert [(each.machine.name, each.end) for each in read_memory(store).machines] == [
+        ("n1", "wrong_numbers"),
+        ("n2", "ended"),
+    ]
+    many = SeenPools(machines=tuple(machine(number) for number in range(3 * MOST_MACHINES)))
+    assert merged(many, SeenPools()).machines == many.machines[-MOST_MACHINES:]
 
 
 def test_the_memory_is_bounded_and_keeps_the_newest():

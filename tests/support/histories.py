@@ -12,6 +12,7 @@ from segue.records import (
     CodeFailure,
     Environment,
     Finding,
+    Machine,
     Manifest,
     SegmentPlan,
     SegmentReport,
@@ -103,11 +104,13 @@ class Logbook:
         segment_pid: int = 2**22,
         environment: Environment = ENVIRONMENT,
         deployment: str | None = None,
+        machines: tuple[Machine, ...] = (),
     ) -> str:
         self._epoch += 1
         name = keys.attempt_id(plan.segment, plan.attempt, self._epoch)
         facts = {"attempt_id": name, "segment": plan.segment, "attempt": plan.attempt, "capacity": plan.capacity}
         machine = {"host": "h", "trainer_pid": 1, "segment_pid": segment_pid, "environment": environment}
+        machine |= {"machines": machines}
         self.write(ClaimEntry, epoch=self._epoch, deployment=deployment, **facts, **machine)
         return name
 
@@ -134,11 +137,12 @@ class Logbook:
         *,
         commit: int | None = None,
         deployment: str | None = None,
+        machines: tuple[Machine, ...] = (),
         **fields: Any,
     ) -> SegmentReport:
         """A whole attempt: decision, claim, perhaps a commit, report."""
         plan = self.plan(capacity, **({} if deployment is None else {"deployment": deployment}))
-        name = self.claim(plan)
+        name = self.claim(plan, machines=machines)
         if commit is not None:
             self.commit(name, commit)
         return self.report(plan, reason, attempt_id=name, **fields)
@@ -156,11 +160,17 @@ class Logbook:
         self.write(VerdictEntry, attempt_id=attempt, parent=parent, verdict=Verdict(kind=kind, findings=(finding,)))
 
     def resume(
-        self, kind: VerdictKind, *, channel: str = "digest", rows: int = 8, commit: int | None = None
+        self,
+        kind: VerdictKind,
+        *,
+        channel: str = "digest",
+        rows: int = 8,
+        commit: int | None = None,
+        machine: Machine | None = None,
     ) -> SegmentPlan:
         """A whole attempt that resumed from where its plan says, and was judged so."""
         plan = self.plan()
-        name = self.claim(plan)
+        name = self.claim(plan, machines=(machine,) if machine is not None else ())
         finding = Finding(component="optimizer", channel=channel, sentence="optimizer state differs.")
         is_good = kind in (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
         verdict = Verdict(kind=kind, findings=() if is_good else (finding,), rows_compared=rows)

@@ -47,7 +47,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("trainer.health",),
     ("simulation", "curves"),
     ("policy",),
-    ("policy.rules",),
+    ("policy.rules", "policy.machines"),
     ("continuity.carried",),
     ("continuity.untracked",),
     ("continuity",),

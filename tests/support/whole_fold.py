@@ -16,6 +16,7 @@ from segue.runlog.entries import (
     DrillEntry,
     HandoverEntry,
     LiftEntry,
+    MachineEntry,
     OpenEntry,
     PricesEntry,
     PruneEntry,
@@ -81,6 +82,7 @@ def whole_fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_s
             for claim in (slot.entry for slot in slots if isinstance(slot.entry, ClaimEntry))
         ),
         starts=tuple(slot.entry for slot in slots if isinstance(slot.entry, StartEntry)),
+        unfit_machines=tuple(slot.entry for slot in slots if isinstance(slot.entry, MachineEntry)),
         reports=reports,
         resumes=tuple(resumes.values()),
         drills=tuple(slot.entry for slot in slots if slot.number > ended and isinstance(slot.entry, DrillEntry)),

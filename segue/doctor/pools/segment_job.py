@@ -21,6 +21,8 @@ KUBERNETES, ECS, PROCESS = "kubernetes", "ecs", "process"
 """The types of pools whose jobs are known."""
 CONTAINERS = (KUBERNETES, ECS)
 
+AVOIDED_NODES = "avoided_nodes"
+"""The job variable with the names of the nodes that an attempt avoids. A template without this variable avoids none."""
 SIGTERM_VARIABLE = "PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"
 SIGTERM_SECONDS = 1
 """Longest delay of SIGTERM in seconds between a container's first process and the trainer.

@@ -27,7 +27,7 @@ from segue.launch.local import ProcessTrainer, RanksTrainer
 from segue.launch.memory import RecentKills
 from segue.launch.output import Line
 from segue.launch.ray.problems import NodeFacts
-from segue.launch.rendezvous import LaunchFolder, Nodes, free_port
+from segue.launch.rendezvous import RAY_NODE, LaunchFolder, Nodes, free_port
 
 _MOST_LINES = 2_000
 _UNASKED_SECONDS = 60.0
@@ -102,6 +102,7 @@ class BundleActor:
             os.environ.setdefault(name, value)
         # Ray's own value applies to the whole bundle.
         os.environ["OMP_NUM_THREADS"] = str(given.spec.ray.cpus_per_rank)
+        os.environ[RAY_NODE] = facts_here(folder).node_id
         os.chdir(folder)
         self._asked_at = self._clock.monotonic()
         threading.Thread(target=self._end_unasked, name="segue-unasked", daemon=True).start()

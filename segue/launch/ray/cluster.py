@@ -100,9 +100,11 @@ def has_autoscaler() -> bool:
     return state.get_cluster_config() is not None
 
 
-def ask_for(count: int, bundle: Resources) -> PlacementGroup:
-    """Request a placement group on as few nodes as possible. Ray removes the placement group when this process ends."""
-    group: PlacementGroup = placement_group([dict(bundle)] * count, strategy="PACK")
+def ask_for(count: int, bundle: Resources, *, avoided: tuple[str, ...]) -> PlacementGroup:
+    """Request a placement group on as few nodes as possible, and on no node with an id of `avoided`. Ray removes the
+    placement group when this process ends."""
+    labels = [{"ray.io/node-id": f"!in({','.join(avoided)})"}] * count if avoided else None
+    group: PlacementGroup = placement_group([dict(bundle)] * count, strategy="PACK", bundle_label_selector=labels)
     return group
 
 

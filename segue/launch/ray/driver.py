@@ -28,7 +28,7 @@ from segue.launch.ray import cluster
 from segue.launch.ray.bundle_actor import facts_here, shared_variables
 from segue.launch.ray.driver_status import DriverStatus, StatusFolder
 from segue.launch.ray.gang import ActorLostError, Gang
-from segue.launch.ray.placement_group import bundle_of, bundles_now, in_words, is_to_ask
+from segue.launch.ray.placement_group import avoidable, bundle_of, bundles_now, in_words, is_to_ask
 from segue.launch.ray.problems import node_problems
 from segue.process import Parent
 
@@ -151,17 +151,19 @@ class Driver:
 
     def _placed(self) -> Gang:
         """Wait until the cluster has room for enough actors, and return the actors."""
-        bundle, group, asked, seen = bundle_of(self._spec, self._plan.capacity), None, 0, 0
+        spec, capacity, avoided = self._spec, self._plan.capacity, self._plan.avoided_nodes
+        bundle, group, asked, seen = bundle_of(spec, capacity), None, 0, 0
         grows_until = self._clock.monotonic() + (self._grow_seconds if cluster.has_autoscaler() else 0.0)
         while group is None or not group.wait(_ROOM_SECONDS):
             self._end_as_orphan()
-            may_grow = self._clock.monotonic() < grows_until
-            now = bundles_now(self._spec, self._plan.capacity, cluster.nodes(), may_grow=may_grow)
-            seen_before, seen = seen, now
-            if is_to_ask(seen, seen_before=seen_before, asked=asked):
+            may_grow, nodes = self._clock.monotonic() < grows_until, cluster.nodes()
+            avoided_before, avoided = avoided, avoidable(spec, capacity, nodes, self._plan.avoided_nodes)
+            fit = [node for node in nodes if node.node_id not in avoided]
+            seen_before, seen = seen, bundles_now(spec, capacity, fit, may_grow=may_grow)
+            if is_to_ask(seen, seen_before=seen_before, asked=asked) or avoided != avoided_before:
                 if group is not None:
                     cluster.give_back(group)
-                group, asked = cluster.ask_for(seen, bundle), seen
+                group, asked = cluster.ask_for(seen, bundle, avoided=avoided), seen
                 self._wait_for(f"the placement group ({in_words(seen, bundle)}) waits for room on the Ray cluster")
         log.info("the placement group is ready bundles=%d", asked)
         return Gang(group, bundle, asked)

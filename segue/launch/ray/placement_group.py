@@ -71,6 +71,12 @@ def bundles_now(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node], *, may
     return max(fewest, min(most, room(free, bundle_of(spec, capacity))))
 
 
+def avoidable(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node], avoided: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the nodes to avoid. There are none if the other nodes could never have room for enough bundles."""
+    others = [node.total for node in nodes if node.node_id not in avoided and not node.is_draining]
+    return avoided if room(others, bundle_of(spec, capacity)) >= bundle_counts(spec)[0] else ()
+
+
 def is_to_ask(seen: int, *, seen_before: int, asked: int) -> bool:
     """Whether to request the `seen` bundles that fit now, instead of the `asked` bundles. If `asked` is 0, no bundle
     was requested yet.

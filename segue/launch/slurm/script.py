@@ -98,8 +98,19 @@ def sbatch_command(
         "--open-mode=append",
         *environment,
         *time_limit(spec, plan.max_seconds, partition, is_wanted=wants_time_limit),
+        *exclusion(assignment, partition),
         *shape_options(spec, partition=partition_of(spec, plan.capacity)),
     ]
+
+
+def exclusion(assignment: Assignment, partition: Partition) -> list[str]:
+    """The sbatch option with the nodes that the attempt avoids. There is none if the partition has too few other nodes,
+    or if the run spec itself excludes nodes."""
+    spec, avoided = assignment.spec, assignment.plan.avoided_nodes
+    assert spec.slurm is not None
+    is_own = any(option.startswith(("--exclude=", "-x")) for option in spec.slurm.options)
+    has_others = partition.nodes - len(avoided) >= spec.slurm.nodes
+    return [f"--exclude={','.join(avoided)}"] if avoided and has_others and not is_own else []
 
 
 def time_limit(spec: RunSpec, seconds: float | None, partition: Partition, *, is_wanted: bool = False) -> list[str]:

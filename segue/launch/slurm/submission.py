@@ -170,6 +170,9 @@ class Submission:
         if self._refused_because != answer.why:
             self._refused_because = answer.why
             log.warning("sbatch refuses the job, retrying later reason=%s", answer.why)
+        # The cluster may no longer have these nodes, and sbatch refuses the names of unknown nodes.
+        plan = self._assignment.plan.model_copy(update={"avoided_nodes": ()})
+        self._assignment = self._assignment.model_copy(update={"plan": plan})
         self._again_at = self._clock.monotonic() + _SUBMIT_AGAIN_SECONDS
 
     def _accept(self, job_id: str) -> None:

@@ -140,7 +140,18 @@ ACCELERATORS = {
 def test_spot_runs_on_spot_nodes(cloud):
     spot = pod_of(rendered(cloud, "spot"))
     assert spot["nodeSelector"] == dict([SPOT_NODES[cloud]])
-    assert "affinity" not in spot
+    assert unwanted_labels(spot) == []
+
+
+@pytest.mark.parametrize("pool", ["spot", "on-demand"])
+@pytest.mark.parametrize("cloud", SPOT_NODES)
+def test_a_segment_prefers_other_nodes_than_those_that_it_is_to_avoid_and_knows_its_own(cloud, pool):
+    pod = pod_of(rendered(cloud, pool, avoided_nodes=["node-3"]))
+    (preferred,) = pod["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    rule = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["node-3"]}
+    assert preferred["preference"]["matchExpressions"] == [rule]
+    node = {"name": "SEGUE_KUBERNETES_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    assert node in pod["containers"][0]["env"]
 
 
 @pytest.mark.parametrize("pool", ["on-demand", "parents"])

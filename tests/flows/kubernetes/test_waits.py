@@ -13,7 +13,7 @@ from prefect.states import Cancelling
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.prefect.prefect_orchestrator import PrefectOrchestrator
-from segue.records import StopReason
+from segue.records import Machine, StopReason
 from segue.runlog.history import read_history
 from tests.flows.kubernetes.conftest import API_SECRETS, ON_KUBERNETES
 from tests.flows.test_runs import (
@@ -25,6 +25,7 @@ from tests.flows.test_runs import (
     start,
     until,
 )
+from tests.launch.slurm.conftest import record_unfit
 
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix]
 
@@ -191,3 +192,14 @@ def paused(is_paused):
 def is_over(kube, flow_run_id):
     jobs = kube.cluster.jobs_of(flow_run_id)
     return all(not job["status"].get("active") for job in jobs)
+
+
+def test_a_pod_runs_on_another_node_than_the_one_that_failed_the_check_and_its_claim_names_the_node(
+    kube, client, make_spec
+):
+    spec = make_spec(run_id="kube-avoids", **LONG | ON_KUBERNETES)
+    record_unfit(open_run(spec, clock=SystemClock()), Machine(kind="kubernetes", name="node-1"))
+    runlog, parent = start(client, spec)
+    claim, _ = until(lambda: live_attempt(runlog), what="the segment")
+    assert [(each.kind, each.name) for each in claim.machines] == [("kubernetes", "node-2")]
+    client.set_flow_run_state(parent, Cancelling())

@@ -9,11 +9,12 @@ import torch
 import segue
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.controller.local_run import run_here
-from segue.records import StopReason, VerdictKind
+from segue.records import Machine, StopReason, VerdictKind
 from segue.runlog.entries import SealEntry
 from segue.runlog.history import read_history
 from tests.launch.ray.conftest import LONG
 from tests.launch.ray.local_cluster import until
+from tests.launch.slurm.conftest import record_unfit
 from tests.support.single_rank import even_here
 
 pytestmark = pytest.mark.matrix
@@ -53,6 +54,19 @@ def test_two_nodes_train_on_the_samples_on_which_one_machine_trains(cluster, mak
     assert world_sizes(open_log(there)) == [2]
     assert any("rank1 |" in line for line in lines)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_ranks_avoid_a_node_that_failed_the_check_if_there_is_another_and_the_claim_names_their_node(
+    cluster, make_ray_spec, open_log
+):
+    bad = cluster.add()
+    spec = make_ray_spec(cluster, ranks=1, steps=20)
+    runlog = open_log(spec)
+    record_unfit(runlog, Machine(kind="ray", name=bad))
+    good = cluster.add()
+    assert run_here(spec, runlog, on_line=print).action == "finished"
+    (attempt,) = read_history(runlog.reload()).attempts
+    assert [(each.kind, each.name) for each in attempt.claim.machines] == [("ray", good)]
 
 
 @pytest.mark.soak

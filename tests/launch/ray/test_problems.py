@@ -15,7 +15,7 @@ from segue.launch.problem import Problem
 from segue.launch.ray import ray_problems as checks
 from segue.launch.ray import ray_trainer
 from segue.launch.ray.driver_status import DriverStatus, StatusFolder
-from segue.launch.ray.placement_group import Node, bundle_of, bundles_now, in_words, is_to_ask, room
+from segue.launch.ray.placement_group import Node, avoidable, bundle_of, bundles_now, in_words, is_to_ask, room
 from segue.launch.ray.problems import (
     REQUIREMENT,
     NodeFacts,
@@ -130,6 +130,14 @@ def test_an_attempt_asks_for_all_that_there_is_room_for_and_never_for_less_than_
     assert asked(node(CPU=2, spot=1), node(CPU=2, spot=1, is_draining=True)) == 2
     assert asked(node(CPU=8, on_demand=1)) == 2
     assert bundles_now(spec, Capacity.SPOT, [], may_grow=True) == 4, "an autoscaler starts what is asked for"
+
+
+def test_nodes_are_avoided_if_the_others_have_room_for_enough_bundles_even_while_they_are_busy(make_ray_spec):
+    spec, busy = make_ray_spec(ray={"min_ranks": 2}, ranks=4), Node("b", {"CPU": 2, "spot": 1}, {})
+    bad = Node("a", {"CPU": 4, "spot": 1}, {"CPU": 4, "spot": 1})
+    assert avoidable(spec, Capacity.SPOT, [bad, busy], ("a",)) == ("a",)
+    assert avoidable(spec, Capacity.ON_DEMAND, [bad, busy], ("a",)) == ()
+    assert avoidable(spec, Capacity.SPOT, [bad], ("a",)) == ()
 
 
 @pytest.mark.parametrize(

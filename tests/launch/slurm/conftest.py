@@ -12,7 +12,8 @@ import pytest
 from segue.clock import SystemClock
 from segue.controller.segment import NoticeRelay, run_attempt
 from segue.controller.steps import decide_next
-from segue.records import SegmentPlan, SegmentReport
+from segue.records import Machine, MachineCheck, SegmentPlan, SegmentReport
+from segue.runlog.entries import MachineEntry
 from segue.runlog.history import read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
@@ -93,6 +94,13 @@ class Attempt:
         assert not self._thread.is_alive(), "\n".join(self.lines)
         assert self._report is not None
         return self._report
+
+
+def record_unfit(runlog: RunLog, machine: Machine) -> None:
+    """Write what a trainer writes whose machine failed the check."""
+    check = MachineCheck(seconds=0.0, results={}, problems=("disk: full",))
+    facts = {"segment": 0, "attempt": 1, "deployment": "segment/spot", "machine": machine, "machine_check": check}
+    runlog.append(lambda stamp: MachineEntry.model_validate(stamp(epoch=0) | facts))
 
 
 @pytest.fixture

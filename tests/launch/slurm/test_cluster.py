@@ -10,9 +10,9 @@ import pytest
 
 import segue
 from segue.controller.local_run import run_here
-from segue.records import StopReason
+from segue.records import Machine, StopReason
 from segue.runlog.history import read_history
-from tests.launch.slurm.conftest import LONG
+from tests.launch.slurm.conftest import LONG, record_unfit
 
 pytestmark = pytest.mark.matrix
 
@@ -46,6 +46,20 @@ def test_a_preempted_job_commits_its_last_step(cluster, make_slurm_spec, start):
     cluster.until(attempt.step)
     cluster.hold_all(seconds=1)
     assert_nothing_is_lost(attempt.report(), "sigterm")
+
+
+def test_a_job_avoids_the_node_that_failed_the_check_and_the_claim_names_the_node_of_the_job(
+    cluster, make_slurm_spec, start, open_log
+):
+    spec = make_slurm_spec(**LONG)
+    free = cluster.run("sinfo", "--noheader", "--Node", "--partition=spot", "--format=%N").split()
+    record_unfit(open_log(spec), Machine(kind="slurm", name=free[0]))
+    attempt = start(spec)
+    cluster.until(attempt.step)
+    shown = cluster.run("scontrol", "show", "job", running_job(cluster))
+    assert f"ExcNodeList={free[0]} " in f"{shown} ".replace("\n", " ")
+    (attempted,) = read_history(attempt.runlog.reload()).attempts
+    assert [(each.kind, each.name) for each in attempted.claim.machines] == [("slurm", free[1])]
 
 
 @pytest.mark.soak

@@ -60,6 +60,23 @@ def test_a_job_asks_for_its_partition_and_for_a_signal_to_the_trainer_ahead_of_i
     assert "--signal=USR1@91" in command(ahead)
 
 
+@pytest.mark.parametrize(
+    ("avoided", "nodes", "options", "excluded"),
+    [
+        (("n1", "n2"), 2, [], ["--exclude=n1,n2"]),
+        (("n1", "n2"), 7, [], []),
+        (("n1",), 2, ["--exclude=n9"], ["--exclude=n9"]),
+        ((), 2, [], []),
+    ],
+)
+def test_a_job_excludes_bad_nodes_if_the_partition_has_enough_others_and_the_spec_excludes_none(
+    make_slurm_spec, avoided, nodes, options, excluded
+):
+    spec = make_slurm_spec({"nodes": nodes, "options": options}, ranks=nodes)
+    found = command(spec, plan(avoided_nodes=avoided))
+    assert [option for option in found if option.startswith("--exclude")] == excluded
+
+
 def test_the_time_limit_leaves_room_for_the_boot_and_is_no_longer_than_the_partition_permits(make_slurm_spec):
     spec = make_slurm_spec()
     assert "--time=72" in command(spec, plan(max_seconds=3600.0)), "a notice of 25 s, up to a minute early"

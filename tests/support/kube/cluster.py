@@ -13,6 +13,7 @@ from typing import Any
 from tests.support.kube.nodes import Container
 from tests.support.kube.objects import Key, Object, Objects, key_of, now
 
+NODES = ("node-1", "node-2", "node-3")
 _LOOK_SECONDS = 0.1
 _DEFAULT_BACKOFF, _DEFAULT_GRACE_SECONDS = 6, 30.0
 
@@ -86,7 +87,7 @@ class Cluster:
             return
         uid = pod["metadata"]["uid"]
         try:
-            container = await Container.start(uid, spec, self.log_of(key_of(pod)))
+            container = await Container.start(uid, spec, self.log_of(key_of(pod)), node=pod["spec"]["nodeName"])
         except OSError as error:
             ended = {"exitCode": 128, "reason": "StartError", "message": str(error), "finishedAt": now()}
             await self._conclude(job, pod, ended)
@@ -115,7 +116,7 @@ class Cluster:
             await self.objects.change("pods", pod)
         while not self.mode.has_nodes and self._is_wanted(pod):
             await asyncio.sleep(_LOOK_SECONDS)
-        pod["spec"] = pod["spec"] | {"nodeName": "node-1"}
+        pod["spec"] = pod["spec"] | {"nodeName": _node_for(pod["spec"])}
         status["conditions"] = [{"type": "PodScheduled", "status": "True"}]
         return self._is_wanted(pod)
 
@@ -200,6 +201,15 @@ class Cluster:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _node_for(pod: dict[str, Any]) -> str:
+    """The first node that the pod does not prefer to avoid."""
+    affinity = pod.get("affinity", {}).get("nodeAffinity", {})
+    preferred = affinity.get("preferredDuringSchedulingIgnoredDuringExecution", ())
+    rules = [rule for term in preferred for rule in term["preference"]["matchExpressions"]]
+    avoided = {name for rule in rules if rule["operator"] == "NotIn" for name in rule["values"]}
+    return next((node for node in NODES if node not in avoided), NODES[0])
 
 
 def _show(pod: Object, spec: dict[str, Any], **state: Any) -> None:

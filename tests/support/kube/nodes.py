@@ -23,14 +23,16 @@ class Container:
         """Whether its node is gone: nobody sees how it ends."""
 
     @classmethod
-    async def start(cls, uid: str, container: dict[str, Any], log: Path) -> Container:
-        """Start the command of a container; its output goes to `log`.
+    async def start(cls, uid: str, container: dict[str, Any], log: Path, *, node: str) -> Container:
+        """Start the command of a container of a pod on `node`; its output goes to `log`.
 
         Raises:
             OSError: there is no such command.
         """
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ} | {POD_VARIABLE: uid}
         environment |= {one["name"]: one["value"] for one in container.get("env", []) if one.get("value") is not None}
+        fields = {one["name"]: one.get("valueFrom", {}).get("fieldRef") for one in container.get("env", [])}
+        environment |= {name: node for name, field in fields.items() if field == {"fieldPath": "spec.nodeName"}}
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 *container.get("command", []),

@@ -1,0 +1,1 @@
+"""Judges the machines of a run by what attempts showed of them."""

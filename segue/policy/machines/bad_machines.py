@@ -1,0 +1,98 @@
+"""Decides which machines an attempt avoids. The module is pure.
+
+Each observation of a machine has a weight, and counts half after a day, so that a bad machine is tried again. A machine
+whose observations sum up to one or more is bad. A failed check and wrong numbers make a machine bad for a day. A single
+hang or a single slow attempt does not. Deaths without notice count little, because spot machines die: however many
+there are, they do not make a machine bad alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from segue.policy.machines.machine_evidence import seen_machines
+from segue.records import Machine, MachineKind, SeenMachine, StopReason
+from segue.runlog.history import History
+from segue.spec import RunSpec
+
+HALF_LIFE = timedelta(days=1)
+_WEIGHTS = {"check_failed": 2.0, "wrong_numbers": 2.0, "hung": 0.6, "died": 0.05}
+_MOST_OF_DEATHS = 0.5
+SLOW_RATIO, _WEIGHT_OF_SLOW = 1.2, 0.6
+"""Step time, as a multiple of the run's median on like hardware, from which an attempt counts as slow."""
+_MOST_AVOIDED = 8
+"""Largest number of machines that an attempt avoids, the worst first."""
+
+
+@dataclass(frozen=True)
+class BadMachine:
+    """A machine that attempts avoid until a time."""
+
+    machine: Machine
+    until: datetime
+    why: str
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.machine.in_words}: {self.why}"
+
+
+def by_machine(seen: Iterable[SeenMachine]) -> list[list[SeenMachine]]:
+    """Return the observations of each machine."""
+    found: defaultdict[tuple[str, str], list[SeenMachine]] = defaultdict(list)
+    for each in seen:
+        found[each.machine.kind, each.machine.name].append(each)
+    return list(found.values())
+
+
+def bad_machines(seen: Iterable[SeenMachine], *, now: datetime) -> list[BadMachine]:
+    """Return the machines that are bad now, the worst first."""
+    judged = [_judged(each, now=now) for each in by_machine(seen)]
+    return sorted((each for each in judged if each is not None), key=lambda each: each.until, reverse=True)
+
+
+def of_run(history: History, *, log_id: str, now: datetime) -> list[BadMachine]:
+    """Return the machines that are bad for a run, by its own attempts and by the attempts of other runs before it."""
+    return bad_machines([*history.seen_pools.machines, *seen_machines(history, log_id=log_id)], now=now)
+
+
+def avoided_nodes(spec: RunSpec, history: History, *, now: datetime) -> tuple[str, ...]:
+    """Return the nodes that the next attempt avoids.
+
+    After an attempt that avoided nodes and got no capacity, the next attempt avoids none, because other nodes may not
+    exist.
+    """
+    last = history.fresh_reports[-1] if history.fresh_reports else None
+    plan = history.plan_of(last.segment, last.attempt) if last is not None else None
+    if last is not None and last.stop_reason is StopReason.NO_CAPACITY and plan is not None and plan.avoided_nodes:
+        return ()
+    kind: MachineKind = "slurm" if spec.slurm is not None else "ray" if spec.ray is not None else "kubernetes"
+    bad = of_run(history, log_id="", now=now)
+    return tuple(each.machine.name for each in bad if each.machine.kind == kind)[:_MOST_AVOIDED]
+
+
+def warning_of(bad: Sequence[BadMachine]) -> str:
+    """Return one sentence that names the bad machines; empty if there are none."""
+    return f"bad machines: {'; '.join(each.in_words for each in bad)}" if bad else ""
+
+
+def _judged(seen: Sequence[SeenMachine], *, now: datetime) -> BadMachine | None:
+    shares: defaultdict[str, float] = defaultdict(float)
+    for each in seen:
+        age = (now - each.begun_at - timedelta(seconds=each.seconds)) / HALF_LIFE
+        share = 0.5 ** max(age, 0.0) / each.machines
+        shares[each.end] += _WEIGHTS.get(each.end, 0.0) * share
+        shares["slow"] += _WEIGHT_OF_SLOW * share if (each.slowness or 0.0) >= SLOW_RATIO else 0.0
+    shares["died"] = min(shares["died"], _MOST_OF_DEATHS)
+    score = sum(shares.values())
+    if score < 1.0:
+        return None
+    worst = max(shares, key=lambda end: shares[end])
+    reasons = [each.why for each in seen if each.end == worst and each.why]
+    slowest = max((each.slowness or 0.0 for each in seen), default=0.0)
+    why = reasons[-1] if reasons else f"its steps took {slowest:.2f} times as long as on like machines"
+    return BadMachine(seen[-1].machine, now + math.log2(score) * HALF_LIFE, why)

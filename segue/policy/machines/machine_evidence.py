@@ -1,0 +1,102 @@
+"""Finds in a run's history what each attempt showed of its machines. The module is pure.
+
+A machine is blamed for wrong numbers only if the run itself proved that the fault was not in the recipe and not in the
+checkpoint: a resume was broken, and a later resume from the same checkpoint was not; or a number was not finite, and a
+later attempt made the same step without this anomaly and without a skip. A hang counts only if a later attempt made the
+step at which the machine hung.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import datetime
+from statistics import median
+
+from segue.records import SeenMachine, StopReason, VerdictKind
+from segue.runlog.history import Attempt, History
+
+_LEAST_STEPS, _LEAST_ATTEMPTS = 20, 3
+"""Fewest measured steps of an attempt, and fewest attempts on like hardware, for a comparison of step times."""
+Hardware = tuple[object, ...]
+"""The properties of an environment that decide how long a step takes."""
+_PROVEN = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
+
+
+def seen_machines(history: History, *, log_id: str) -> tuple[SeenMachine, ...]:
+    """Return what the ended attempts of a run, and the failed checks of machines, showed of their machines."""
+    usual = _usual_step_seconds(history)
+    found = [each for attempt in history.attempts for each in _seen_of(attempt, history, log_id, usual)]
+    for entry in history.unfit_machines:
+        place = {"pool": entry.deployment, "log_id": log_id, "segment": entry.segment, "attempt": entry.attempt}
+        why = "; ".join(entry.machine_check.problems)
+        facts = {"machine": entry.machine, "begun_at": entry.written_at, "seconds": 0.0}
+        found.append(SeenMachine.model_validate(place | facts | {"end": "check_failed", "why": why}))
+    return tuple(found)
+
+
+def _seen_of(attempt: Attempt, history: History, log_id: str, usual: Mapping[Hardware, float]) -> list[SeenMachine]:
+    claim, report = attempt.claim, attempt.report
+    plan = history.plan_of(claim.segment, claim.attempt)
+    if report is None or plan is None or not claim.machines:
+        return []
+    own, median_seconds = _step_seconds(attempt), usual.get(_hardware(attempt))
+    slowness = None if own is None or median_seconds is None else round(own / median_seconds, 4)
+    blamed = _wrong_numbers(attempt, history)
+    end, why, seconds = "ended", "", report.seconds
+    if blamed is not None:
+        end, (why, at) = "wrong_numbers", blamed
+        seconds = max(seconds, (at - claim.written_at).total_seconds())
+    elif report.stop_reason is StopReason.HUNG and history.committed_step > report.to_step:
+        end, why = "hung", f"it hung after step {report.to_step}, and a later attempt did not"
+    elif report.stop_reason is StopReason.LOST:
+        end, why = "died", report.note or ""
+    facts = {"zone": report.zone, "pool": plan.deployment, "log_id": log_id, "segment": claim.segment}
+    facts |= {"attempt": claim.attempt, "begun_at": claim.written_at, "seconds": max(seconds, 0.0), "end": end}
+    facts |= {"machines": len(claim.machines), "slowness": slowness, "why": why}
+    return [SeenMachine.model_validate({"machine": machine} | facts) for machine in claim.machines]
+
+
+def _wrong_numbers(attempt: Attempt, history: History) -> tuple[str, datetime] | None:
+    """Return the evidence that the attempt's machine computed wrong numbers, and the time of the proof."""
+    name = attempt.claim.attempt_id
+    if attempt.verdict is not None and attempt.verdict.kind is VerdictKind.BROKEN:
+        at = next(at for at, entry in enumerate(history.resumes) if entry.attempt_id == name)
+        parent = history.resumes[at].parent
+        later = (entry for entry in history.resumes[at + 1 :] if entry.parent == parent)
+        proof = next((entry for entry in later if entry.verdict.kind in _PROVEN), None)
+        why = f"its resume from step {parent.step} was broken, and a later resume from there was not"
+        return (why, proof.written_at) if proof is not None else None
+    anomaly = attempt.report.anomaly if attempt.report is not None else None
+    if anomaly is None or anomaly.kind != "non_finite":
+        return None
+    for each in (each for each in history.attempts if each.claim.epoch > attempt.claim.epoch):
+        plan, batch = history.plan_of(each.claim.segment, each.claim.attempt), anomaly.batch
+        is_skipped = plan is None or any(skip.overlaps(batch.samples_seen, batch.sample_count) for skip in plan.skips)
+        if not is_skipped and any(ref.step >= anomaly.step for ref in each.commits):
+            return f"{anomaly.channel} was {anomaly.value} at step {anomaly.step}, and finite in a later attempt", (
+                each.claim.written_at
+            )
+    return None
+
+
+def _usual_step_seconds(history: History) -> dict[Hardware, float]:
+    """Return the median time of a step by hardware, if enough attempts ran on like hardware."""
+    times: defaultdict[Hardware, list[float]] = defaultdict(list)
+    for each in history.attempts:
+        seconds = _step_seconds(each) if each.claim.machines else None
+        if seconds is not None:
+            times[_hardware(each)].append(seconds)
+    return {like: median(found) for like, found in times.items() if len(found) >= _LEAST_ATTEMPTS}
+
+
+def _step_seconds(attempt: Attempt) -> float | None:
+    report = attempt.report
+    if report is None or report.train_steps < _LEAST_STEPS or not report.train_seconds:
+        return None
+    return report.train_seconds / report.train_steps
+
+
+def _hardware(attempt: Attempt) -> Hardware:
+    here = attempt.claim.environment
+    return here.device, here.processor, here.device_processors, here.threads, here.world_size

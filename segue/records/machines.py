@@ -1,0 +1,57 @@
+"""Records the machines of attempts: their names, the check of a machine before the claim, and what attempts showed of
+their machines."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from segue.records.documents import Value
+from segue.units import Moment, Seconds
+
+MachineKind = Literal["slurm", "kubernetes", "ray", "host"]
+
+
+class Machine(Value):
+    """A machine on which ranks of an attempt ran."""
+
+    kind: MachineKind = Field(
+        description="Cluster that gave the name; host: no cluster is known, and the name is the host name."
+    )
+    name: str = Field(description="Name of the node in its cluster (for Ray, the node id), or host name.")
+    devices: tuple[str, ...] = Field((), description="Serial ids (UUIDs) of the accelerators that the ranks used.")
+
+    @property
+    def in_words(self) -> str:
+        devices = f" ({', '.join(self.devices)})" if self.devices else ""
+        return f"the {'machine' if self.kind == 'host' else f'{self.kind} node'} {self.name}{devices}"
+
+
+class MachineCheck(Value):
+    """The check of a machine before an attempt claims the run there."""
+
+    seconds: Seconds = Field(description="Seconds for which the attempt waited for the check.")
+    results: dict[str, str] = Field(description="Result of each part: memory, product, disk, device, store.")
+    problems: tuple[str, ...] = Field((), description="Reasons why the machine must not train; empty: it may train.")
+
+
+class SeenMachine(Value):
+    """What one attempt showed of one of its machines."""
+
+    machine: Machine
+    zone: str = Field("", description="Zone that the cloud's metadata service named; empty: not known.")
+    pool: str = Field(description="Deployment of the pool.")
+    log_id: str = Field(description="Id of the log of the run.")
+    segment: int
+    attempt: int
+    begun_at: Moment = Field(description="Time of the claim, or of the failed check.")
+    seconds: Seconds = Field(description="Seconds from `begun_at` to the newest evidence.")
+    end: Literal["", "ended", "died", "hung", "wrong_numbers", "check_failed"] = Field(
+        "", description="How the attempt ended, as far as its machine may be the cause; empty: it has not ended."
+    )
+    machines: int = Field(1, ge=1, description="Number of machines of the attempt, which share the blame.")
+    slowness: float | None = Field(
+        None, gt=0, description="Time of a step, divided by the run's median on like hardware; None: not comparable."
+    )
+    why: str = Field("", description="The evidence in words.")
