@@ -186,4 +186,5 @@ def _live_facts(beat: Heartbeat | None, *, now: datetime) -> dict[str, Any]:
         "saves": beat.cadence,
         "saves_delayed": beat.saves_delayed,
         "save_trouble": beat.trouble,
+        "slowness": None if beat.slowness is None else round(beat.slowness, 2),
     }

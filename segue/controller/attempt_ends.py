@@ -137,6 +137,7 @@ def _lost_report(
         startup_seconds=max(alive - steps * rate, 0.0) if rate else 0.0,
         peak_memory_bytes=beat.peak_memory_bytes if beat else None,
         zone=beat.zone if beat else "",
+        slowness=beat.slowness if beat else None,
         note=why,
     )
 

@@ -117,7 +117,7 @@ def await_claim(runlog: RunLog, plan: SegmentPlan, *, has_left: Callable[[str], 
 
 def keeps_machine(plan: SegmentPlan, report: SegmentReport) -> bool:
     """Whether the machine of an attempt that has ended is kept for the next plan."""
-    return plan.keeps_machine and report.stop_reason is StopReason.BOUND
+    return plan.keeps_machine and report.stop_reason is StopReason.BOUND and not report.leaves_machine
 
 
 def _kept_by(history: History, plan: SegmentPlan) -> Attempt | None:

@@ -72,7 +72,9 @@ def kept_pool(spec: RunSpec, history: History) -> PoolChoice | None:
     last = history.fresh_reports[-1] if history.fresh_reports else None
     decision = history.decision_of(last.segment, last.attempt) if last is not None else None
     plan = decision.plan if decision is not None else None
-    if last is None or plan is None or last.stop_reason is not StopReason.BOUND or not plan.keeps_machine:
+    if last is None or plan is None or last.stop_reason is not StopReason.BOUND:
+        return None
+    if not plan.keeps_machine or last.leaves_machine:
         return None
     pools = [pool.deployment for pool in spec.pools.spot]
     if plan.capacity is not Capacity.SPOT or plan.deployment not in pools:

@@ -250,6 +250,22 @@ class SegmentReport(Record):
         None, description="Peak resident memory of the trainer in bytes; None: not measured."
     )
     note: str | None = Field(None, description="Further information for a person.")
+    median_step_seconds: Seconds | None = Field(
+        None,
+        exclude_if=lambda seconds: seconds is None,
+        description="Median duration of a step in seconds, without saves; None: too few steps.",
+    )
+    slowness: float | None = Field(
+        None,
+        exclude_if=lambda slowness: slowness is None,
+        description="Duration of the newest steps divided by the usual duration on like hardware, if the machine was "
+        "slow at the end; None: it was not slow.",
+    )
+    leaves_machine: bool = Field(
+        False,
+        exclude_if=lambda is_set: not is_set,
+        description="Whether the next attempt needs another machine, because this one is slow and can be avoided.",
+    )
     zone: str = Field(
         "",
         exclude_if=lambda zone: not zone,  # Older versions refuse a record with a field that they do not know.

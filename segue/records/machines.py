@@ -47,7 +47,7 @@ class SeenMachine(Value):
     attempt: int
     begun_at: Moment = Field(description="Time of the claim, or of the failed check.")
     seconds: Seconds = Field(description="Seconds from `begun_at` to the newest evidence.")
-    end: Literal["", "ended", "died", "hung", "wrong_numbers", "check_failed"] = Field(
+    end: Literal["", "ended", "died", "hung", "wrong_numbers", "check_failed", "slow"] = Field(
         "", description="How the attempt ended, as far as its machine may be the cause; empty: it has not ended."
     )
     machines: int = Field(1, ge=1, description="Number of machines of the attempt, which share the blame.")

@@ -43,6 +43,11 @@ class Heartbeat(Record):
     memory_limit_bytes: int | None = Field(
         None, gt=0, description="Memory limit of the trainer's control group in bytes; None: no limit."
     )
+    slowness: float | None = Field(
+        None,
+        exclude_if=lambda slowness: slowness is None,
+        description="Duration of the newest steps divided by the usual duration; None: the machine is not slow.",
+    )
     zone: str = Field("", exclude_if=lambda zone: not zone, description="Zone of the machine; empty: not known.")
     rows: tuple[WitnessRow, ...] = Field(
         (), description="Witness rows of the steps after saves without a seal; a resume after a kill uses these rows."

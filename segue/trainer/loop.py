@@ -65,7 +65,7 @@ class TrainingLoop:
         due = is_due(context.assignment, history, ranks=self._ranks.count)
         self._rehearsal = ResumeRehearsal(context.assignment, context.runlog, is_due=due, clock=context.clock)
         self._notices = NoticeResponse(context, live, self._saving)
-        self._pace = Pace(context.clock)
+        self._pace = Pace.of(context, history)
         self._time_left = TimeLeft.of(context)
         self._at_end = TimeAtEnd(context, live.progress, time_left=self._time_left, pace=self._pace, writer=writer)
         self._stop_rule = StopRule(context, live, time_left=self._time_left, pace=self._pace, writer=writer)
@@ -236,7 +236,7 @@ class TrainingLoop:
             self._records.count(made, samples_seen=seen, seconds=seconds, ended_at=self._clock.now())
             if metrics := self._live.finish_step(evaluating=self._evaluating):
                 self._records.amend(metrics)
-        self._pace.step_done()
+        self._pace.step_done(seconds)
         self._saving.in_flight.step_done(seconds)
 
     def _evaluating(self) -> AbstractContextManager[None]:

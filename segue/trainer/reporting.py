@@ -81,6 +81,7 @@ class AttemptReporter:
             memory_bytes=unreclaimable_bytes(),
             memory_limit_bytes=self.context.memory_limit_bytes,
             zone=self.context.board.zone or "",
+            slowness=self.pace.times.slowness,
             rows=self.records.witness.unsealed_rows(),
             beat_at=self.context.clock.now(),
         )
@@ -115,6 +116,9 @@ class AttemptReporter:
             save_seconds=save.save_seconds if save else None,
             save_cost_seconds=save.cost_seconds if save else None,
             zone=self.context.board.zone or "",
+            median_step_seconds=self.pace.times.median_seconds,
+            slowness=self.pace.times.slowness,
+            leaves_machine=self.pace.leaves_machine,
             notice=self.context.board.read(),
             failure=failure,
             peak_memory_bytes=peak_bytes(),

@@ -80,7 +80,7 @@ class StopRule:
     ) -> None:
         self._spec, self._plan, self._board = context.spec, context.plan, context.board
         self._live, self._progress = live, live.progress
-        self._time_left, self._pace, self._writer = time_left, pace, writer
+        self._time_left, self._pace, self._writer, self._clock = time_left, pace, writer, context.clock
 
     def reason(self, step: int | None = None) -> StopReason | None:
         """The reason why the attempt stops now; None if it continues. If `step` is given, the result is for the time
@@ -91,7 +91,7 @@ class StopRule:
         first = self._board.first_kind
         if first is not None:
             return StopReason.BOUND if first == "recall" else StopReason.NOTICE
-        if self._is_at_planned_end(step):
+        if self._is_at_planned_end(step) or self._must_leave(step):
             return StopReason.BOUND
         is_near = self._time_left.is_bound_near(
             step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
@@ -117,6 +117,13 @@ class StopRule:
         nearest = min((end for end in ends if end is not None), default=None)
         goal = (self._spec.steps - progress.step) * step_seconds
         return max(nearest, 0.0) if nearest is not None and nearest < goal else None
+
+    def _must_leave(self, step: int) -> bool:
+        spec = self._spec
+        if self._pace.times.slowness is None or spec.deadline is None:
+            return False
+        left, changeover = (spec.deadline - self._clock.now()).total_seconds(), spec.policy.changeover_seconds
+        return self._pace.must_leave(steps=spec.steps - step, remaining_seconds=left, changeover_seconds=changeover)
 
     def _is_at_planned_end(self, step: int) -> bool:
         plan = self._plan

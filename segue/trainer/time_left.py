@@ -7,8 +7,12 @@ from typing import Self
 from segue.checkpoints.saving.committer import Writer
 from segue.clock import Clock
 from segue.notices.board import NoticeBoard
+from segue.policy.machines.machine_evidence import usual_step_seconds
 from segue.policy.save_interval import NOTICE_SHARE
+from segue.runlog.history import History
+from segue.trainer.health.step_times import StepTimes
 from segue.trainer.process.context import AttemptContext
+from segue.trainer.process.machine_check import machine_here
 from segue.trainer.workloads.components import Progress
 
 _UNMEASURED_SAVE_SECONDS = 0.1
@@ -22,13 +26,41 @@ shorter time counts."""
 class Pace:
     """The measured duration of a step. The first step is left out."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, *, usual_seconds: float | None = None, may_leave: bool = False) -> None:
+        """`may_leave` tells if a slow machine may be left for another one."""
+        self._clock, self._may_leave = clock, may_leave
+        self.times = StepTimes(usual_seconds)
         self.first_step_at: float | None = None
         self.train_seconds, self.train_steps = 0.0, 0
 
-    def step_done(self) -> None:
-        """Count a completed step."""
+    @classmethod
+    def of(cls, context: AttemptContext, history: History) -> Self:
+        """The pace of an attempt whose log has this history.
+
+        A slow machine may be left if its cluster can avoid it, and if the attempt before did not leave its machine.
+        """
+        plan, before = context.plan, [each for each in history.fresh_reports if each.attempt_id is not None]
+        usual = usual_step_seconds(history, history.attempt_of(plan.segment, plan.attempt))
+        has_left = bool(before) and before[-1].leaves_machine
+        may_leave = machine_here(context.device).kind != "host" and not has_left
+        return cls(context.clock, usual_seconds=usual, may_leave=may_leave)
+
+    @property
+    def leaves_machine(self) -> bool:
+        """Whether this machine is slow, and is left at the next planned end."""
+        return self._may_leave and self.times.slowness is not None
+
+    def must_leave(self, *, steps: int, remaining_seconds: float, changeover_seconds: float) -> bool:
+        """Whether this machine is left now: with `steps` steps left, the run would miss its deadline on this machine,
+        and meet it on a usual machine."""
+        slowness, usual = self.times.slowness, self.times.usual_seconds
+        if slowness is None or usual is None or not self._may_leave:
+            return False
+        return steps * usual * slowness > remaining_seconds >= changeover_seconds + steps * usual
+
+    def step_done(self, seconds: float) -> None:
+        """Count a completed step, which took this number of seconds."""
+        self.times.add(seconds)
         if self.first_step_at is None:
             # The first step includes allocations and compilation, so a rate that includes the first step is too slow.
             self.first_step_at = self._clock.monotonic()

@@ -35,7 +35,7 @@ def test_the_pace_is_that_of_the_steps_after_the_first_with_what_is_between_them
     assert pace.step_seconds is None
     for seconds in (60.0, 2.0, 4.0, 3.0):
         clock.sleep(seconds)
-        pace.step_done()
+        pace.step_done(seconds)
         if seconds == 60.0:
             assert pace.step_seconds is None
     assert (pace.train_steps, pace.train_seconds, pace.step_seconds) == (3, 9.0, 3.0)

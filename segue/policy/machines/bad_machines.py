@@ -14,16 +14,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from segue.policy.machines.machine_evidence import seen_machines
+from segue.policy.machines.machine_evidence import SLOW_RATIO, seen_machines
 from segue.records import Machine, MachineKind, SeenMachine, StopReason
 from segue.runlog.history import History
 from segue.spec import RunSpec
 
 HALF_LIFE = timedelta(days=1)
-_WEIGHTS = {"check_failed": 2.0, "wrong_numbers": 2.0, "hung": 0.6, "died": 0.05}
+_WEIGHTS = {"check_failed": 2.0, "wrong_numbers": 2.0, "slow": 1.2, "hung": 0.6, "died": 0.05}
 _MOST_OF_DEATHS = 0.5
-SLOW_RATIO, _WEIGHT_OF_SLOW = 1.2, 0.6
-"""Step time, as a multiple of the run's median on like hardware, from which an attempt counts as slow."""
+_WEIGHT_OF_SLOWNESS = 0.6
 _MOST_AVOIDED = 8
 """Largest number of machines that an attempt avoids, the worst first."""
 
@@ -86,7 +85,8 @@ def _judged(seen: Sequence[SeenMachine], *, now: datetime) -> BadMachine | None:
         age = (now - each.begun_at - timedelta(seconds=each.seconds)) / HALF_LIFE
         share = 0.5 ** max(age, 0.0) / each.machines
         shares[each.end] += _WEIGHTS.get(each.end, 0.0) * share
-        shares["slow"] += _WEIGHT_OF_SLOW * share if (each.slowness or 0.0) >= SLOW_RATIO else 0.0
+        is_slower = each.end != "slow" and (each.slowness or 0.0) >= SLOW_RATIO
+        shares["slow"] += _WEIGHT_OF_SLOWNESS * share if is_slower else 0.0
     shares["died"] = min(shares["died"], _MOST_OF_DEATHS)
     score = sum(shares.values())
     if score < 1.0:

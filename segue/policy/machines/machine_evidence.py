@@ -16,6 +16,8 @@ from statistics import median
 from segue.records import SeenMachine, StopReason, VerdictKind
 from segue.runlog.history import Attempt, History
 
+SLOW_RATIO = 1.2
+"""Step time, as a multiple of the run's median on like hardware, from which an attempt counts as slow."""
 _LEAST_STEPS, _LEAST_ATTEMPTS = 20, 3
 """Fewest measured steps of an attempt, and fewest attempts on like hardware, for a comparison of step times."""
 Hardware = tuple[object, ...]
@@ -49,6 +51,8 @@ def _seen_of(attempt: Attempt, history: History, log_id: str, usual: Mapping[Har
         seconds = max(seconds, (at - claim.written_at).total_seconds())
     elif report.stop_reason is StopReason.HUNG and history.committed_step > report.to_step:
         end, why = "hung", f"it hung after step {report.to_step}, and a later attempt did not"
+    elif report.slowness is not None and (slowness is None or slowness >= SLOW_RATIO):
+        end, why = "slow", f"its steps took {report.slowness:.2f} times as long as usual"
     elif report.stop_reason is StopReason.LOST:
         end, why = "died", report.note or ""
     facts = {"zone": report.zone, "pool": plan.deployment, "log_id": log_id, "segment": claim.segment}
@@ -80,20 +84,27 @@ def _wrong_numbers(attempt: Attempt, history: History) -> tuple[str, datetime] |
     return None
 
 
-def _usual_step_seconds(history: History) -> dict[Hardware, float]:
-    """Return the median time of a step by hardware, if enough attempts ran on like hardware."""
+def usual_step_seconds(history: History, attempt: Attempt | None) -> float | None:
+    """Return the usual duration of a step on the hardware of an attempt; None if too few attempts measured it."""
+    return None if attempt is None else _usual_step_seconds(history, least=2).get(_hardware(attempt))
+
+
+def _usual_step_seconds(history: History, *, least: int = _LEAST_ATTEMPTS) -> dict[Hardware, float]:
+    """Return the median duration of a step by hardware, if enough attempts ran on like hardware."""
     times: defaultdict[Hardware, list[float]] = defaultdict(list)
     for each in history.attempts:
         seconds = _step_seconds(each) if each.claim.machines else None
         if seconds is not None:
             times[_hardware(each)].append(seconds)
-    return {like: median(found) for like, found in times.items() if len(found) >= _LEAST_ATTEMPTS}
+    return {like: median(found) for like, found in times.items() if len(found) >= least}
 
 
 def _step_seconds(attempt: Attempt) -> float | None:
     report = attempt.report
     if report is None or report.train_steps < _LEAST_STEPS or not report.train_seconds:
         return None
+    if report.median_step_seconds is not None:
+        return report.median_step_seconds
     return report.train_seconds / report.train_steps
 
 

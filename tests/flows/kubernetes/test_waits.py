@@ -203,3 +203,4 @@ def test_a_pod_runs_on_another_node_than_the_one_that_failed_the_check_and_its_c
     claim, _ = until(lambda: live_attempt(runlog), what="the segment")
     assert [(each.kind, each.name) for each in claim.machines] == [("kubernetes", "node-2")]
     client.set_flow_run_state(parent, Cancelling())
+    final_state(client, parent)
