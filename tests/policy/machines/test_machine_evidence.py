@@ -39,6 +39,13 @@ def test_a_machine_whose_resume_was_broken_is_blamed_once_the_same_checkpoint_re
     assert ends(book, GOOD) == ["ended", "ended"]
 
 
+def test_a_second_broken_resume_from_the_same_checkpoint_blames_no_machine():
+    book = committed()
+    book.resume(VerdictKind.BROKEN, machine=BAD)
+    book.resume(VerdictKind.BROKEN, machine=GOOD)
+    assert ends(book) == ["ended"]
+
+
 @pytest.mark.parametrize(
     ("commit", "skips", "end"), [(30, (), "wrong_numbers"), (24, (), "ended"), (30, (BATCH,), "ended")]
 )

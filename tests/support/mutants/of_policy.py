@@ -156,6 +156,24 @@ MUTANTS = (
         ),
     ),
     Mutants(
+        "segue/policy/machines/bad_machines.py",
+        ("tests/policy/machines/test_bad_machines.py",),
+        (
+            ("    if score < 1.0:", "    if score < 0.5:"),
+            ('    shares["died"] = min(shares["died"], _MOST_OF_DEATHS)', "    pass"),
+            ("        share = 0.5 ** max(age, 0.0) / each.machines", "        share = 0.5 ** max(age, 0.0)"),
+        ),
+    ),
+    Mutants(
+        "segue/policy/machines/machine_evidence.py",
+        ("tests/policy/machines/test_machine_evidence.py",),
+        (
+            ("if entry.verdict.kind in _PROVEN), None)", "if entry.verdict is not None), None)"),
+            ("and history.committed_step > report.to_step:", "and history.committed_step > 0:"),
+            ("        if not is_skipped and any(", "        if any("),
+        ),
+    ),
+    Mutants(
         "segue/units.py",
         (
             f"{_ANY}::test_seconds_are_within_bounds",
