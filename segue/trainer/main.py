@@ -102,6 +102,7 @@ def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, r
             assignment = boot_and_wait(_folder_of_standby(folder), rank, spec=spec, board=board, clock=clock)
             if assignment is None:
                 return ExitCode.NOTICE
+            machine_check.begin()
             _log_as(spec, assignment, rank)
         runlog = open_log(spec, clock=clock)
         owner = folder.owner if folder is not None else None

@@ -146,7 +146,8 @@ def _disk() -> _Part:
             file.write(written)
             file.flush()
             os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # Read from the disk, not from memory.
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # Read from the disk, not from memory.
             file.seek(0)
             is_equal = file.read() == written
     except OSError as error:
@@ -164,7 +165,8 @@ def _judged(errors: str, width: str, most: str) -> _Part:
 
 def _memory(device: torch.device) -> _Part:
     """Read the free memory of the machine and of the accelerator."""
-    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+    file = Path("/proc/meminfo")
+    found = re.search(r"MemAvailable:\s+(\d+) kB", file.read_text(encoding="ascii")) if file.exists() else None
     free = {"the machine": int(found[1]) * 1024} if found else {}
     if device.type == "cuda":
         import torch
