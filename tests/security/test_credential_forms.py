@@ -224,6 +224,7 @@ def test_every_file_that_reads_the_output_of_a_process_redacts_it():
         "segue/doctor/races.py": "segue's own process, which prints counts",
         "segue/launch/child.py": "a pipe; `Relay` redacts its lines",
         "segue/launch/local.py": "the number of accelerators",
+        "segue/trainer/process/machine_check.py": "the numbers that the driver gives for each accelerator",
         "deployments/workers/warm_worker.py": "its pipe leads to the process",
         "deployments/local_stack/services.py": "segue's own supervisor",
         "deployments/local_stack/stack.py": "segue's own supervisor",
