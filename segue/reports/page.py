@@ -83,7 +83,7 @@ def page(view: RunView, *, picture: Picture | None = None) -> str:
         _section("Preemptions and lost machines", _preemptions(view)),
         _section("Checkpoints", _checkpoints(view)),
         _section("Findings about resumes", _list(finding_lines(view.history), _MOST_FINDINGS, view)),
-        _section("Cost", _cost_table(view)),
+        _section("Cost", _costs(view)),
         _section("Decisions, newest first", _list(decision_lines(view.history), _MOST_DECISIONS, view)),
         _plot(picture) if picture is not None else "",
     ]
@@ -241,8 +241,9 @@ def _checkpoints(view: RunView) -> Markup:
     return _with_rest(_table(rows), left_out, f"segue checkpoints {view.spec.run_id}")
 
 
-def _cost_table(view: RunView) -> Markup:
-    return table(("what", "how much"), view.cost.rows().items() if view.history.attempts else ())
+def _costs(view: RunView) -> Markup:
+    named = view.cost.rows().items() if view.history.attempts else ()
+    return bullets(f"{name}: {text}" for name, text in named)
 
 
 def _plot(picture: Picture) -> Markup:
