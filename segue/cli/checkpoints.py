@@ -10,6 +10,7 @@ import typer
 
 from segue.checkpoints.loading.quarantine import give_up_by_name, lift
 from segue.cli.options import DefaultCommandGroup, Endpoint, Json, Store, only_given, read_run, with_store
+from segue.curves.curve_damage import damaged_parts, up_to
 from segue.errors import COMMAND_LINE, OptionError
 from segue.interop.export import ExportFormat, require_free_folder, write_export
 from segue.interop.import_weights import ImportReport, import_weights
@@ -151,8 +152,11 @@ def lift_quarantine(
 
     Exit code 0: the quarantine is lifted. 1: the checkpoint is damaged. 2: no checkpoint of that step is quarantined.
     """
-    log, _ = read_run(run, store=store, endpoint_url=endpoint_url)
+    log, history = read_run(run, store=store, endpoint_url=endpoint_url)
     reason = lift(log, step=step)
+    checkpoint = find_checkpoint(log, history, step=step, take_quarantined=True)
+    for part in damaged_parts(log, up_to(history, checkpoint)):
+        console.print(f"loss curve damaged: {part.sentence}", markup=False, soft_wrap=True)
     console.print(
         f"step {step} of {run} is no longer quarantined; the reason was: {reason}", markup=False, soft_wrap=True
     )

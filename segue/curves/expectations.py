@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import Field
 
 from segue.clock import Clock, SystemClock
+from segue.curves.curve_damage import damaged_parts, has_digests
 from segue.curves.frame import curve_frame, opened
 from segue.curves.great_expectations import Expected, Validation, validate
 from segue.curves.repeated_steps import repeats
@@ -116,7 +117,8 @@ def check_curve(
     """
     log, history = opened(run, store)
     frame = curve_frame(log, history)
-    return check_frame(frame, history, run_id=log.run_id, schedule=schedule, docs=docs, clock=clock)
+    report = check_frame(frame, history, run_id=log.run_id, schedule=schedule, docs=docs, clock=clock)
+    return report.model_copy(update={"expectations": (_as_committed(log, history), *report.expectations)})
 
 
 def check_frame(
@@ -285,6 +287,20 @@ def _met(check: _Check, outcomes: dict[str, Validation]) -> Met:
         return Met(**facts, outcome="met", observed=found.observed, sentence=f"{expected.promise}.")
     sentence = f"FAILED: {check.violation}{_at(found.steps)}. {check.fix}"
     return Met(**facts, outcome="failed", observed=found.observed, steps=found.steps, sentence=sentence)
+
+
+def _as_committed(log: RunLog, history: History) -> Met:
+    """Compare the stored files with the manifests, which sign their content if the log is signed."""
+    facts = {"name": "files as committed"}
+    promise = "Each file has the rows that the manifests of the checkpoints name"
+    if not has_digests(history):
+        why = "not measured, so not passed: the manifests of an older version name no files"
+        return Met(**facts, outcome="not measured", observed="nothing", sentence=f"{promise}: {why}.")
+    damaged = damaged_parts(log, history)
+    if not damaged:
+        return Met(**facts, outcome="met", observed="as expected", sentence=f"{promise}.")
+    sentence = f"FAILED: {damaged[0].sentence}. Restore this file from the bucket's versions or from a backup."
+    return Met(**facts, outcome="failed", observed=f"damaged files: {len(damaged)}", sentence=sentence)
 
 
 def _at(steps: tuple[int, ...]) -> str:

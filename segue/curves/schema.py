@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import struct
@@ -9,6 +10,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from segue.continuity.witness import StepRow
+from segue.records import CurveDigest
 
 SCHEMA = pa.schema(
     [
@@ -73,6 +76,16 @@ class CurvePart:
 
     def to_parquet(self) -> bytes:
         """Return all rows of the part as one file."""
+        buffer = io.BytesIO()
+        pq.write_table(self._table, buffer)
+        return buffer.getvalue()
+
+    def digest(self) -> CurveDigest:
+        """Return the digest of all rows of the part, without reading the file."""
+        return CurveDigest(part=self.number, rows=self._table.num_rows, sha256=sha256_of(self._table))
+
+    @cached_property
+    def _table(self) -> pa.Table:
         rows = np.frombuffer(self.rows, _ROW_TYPE)
         arrays = [
             _repeated(field, self.constants[field.name], len(rows))
@@ -82,9 +95,7 @@ class CurvePart:
         ]
         own = [pa.field(METRIC_PREFIX + name, pa.float64()) for name in self.metrics]
         arrays += [_column(field, column) for field, column in zip(own, self.metrics.values(), strict=True)]
-        buffer = io.BytesIO()
-        pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema([*SCHEMA, *own])), buffer)
-        return buffer.getvalue()
+        return pa.Table.from_arrays(arrays, schema=pa.schema([*SCHEMA, *own]))
 
 
 class Curve:
@@ -151,6 +162,35 @@ class Curve:
     @property
     def _count(self) -> int:
         return len(self._rows) // _ROW.size
+
+
+def sha256_of(rows: pa.Table) -> str:
+    """Return the SHA-256 of the values in the rows of a part.
+
+    Columns without a value are left out, because a metric that comes later adds its column to the earlier rows too. All
+    NaN values count as equal, because a file does not store their bits.
+    """
+    hasher = hashlib.sha256(f"{rows.num_rows} rows".encode())
+    for name in sorted(rows.column_names):
+        content = _content(rows[name])
+        if content:
+            hasher.update(f"{name} {len(content)} ".encode() + content)
+    return hasher.hexdigest()
+
+
+def _content(column: pa.ChunkedArray) -> bytes:
+    """Return the values as bytes. `to_numpy` is not used, because it would import pandas."""
+    if pa.types.is_string(column.type):
+        return repr(column.unique().to_pylist()).encode()  # An attempt has one value; a changed row adds a second one.
+    if column.null_count:
+        return b"missing values"
+    dtype = np.dtype(f"{'f' if pa.types.is_floating(column.type) else 'i'}{column.type.bit_width // 8}")
+    chunks = [np.frombuffer(it.buffers()[1], dtype, len(it), it.offset * dtype.itemsize) for it in column.chunks]
+    values = np.concatenate([np.empty(0, dtype), *chunks])
+    missing = np.isnan(values)
+    if missing.any():
+        values[missing] = np.nan
+    return b"" if missing.all() else values.tobytes()
 
 
 def _column(field: pa.Field, values: array[Any] | npt.NDArray[Any]) -> pa.Array:

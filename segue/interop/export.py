@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 import segue
+from segue.curves.curve_damage import damaged_parts, up_to
 from segue.errors import (
     ExportFolderError,
 )
@@ -134,8 +135,12 @@ def write_export(
         snapshot = read_verified(runlog, checkpoint)
         history = read_history(runlog)
         progress("writing the loss curve")
-        gaps = export_files.write_curve(staging / "loss_curve.parquet", runlog, history, checkpoint)
-        quality = {"quarantined": checkpoint.quarantined, "curve_gaps": gaps}
+        until = up_to(history, checkpoint)
+        gaps = export_files.write_curve(staging / "loss_curve.parquet", runlog, until)
+        damage = [part.sentence for part in damaged_parts(runlog, until)]
+        for sentence in damage:
+            log.warning("the exported loss curve is damaged: %s", sentence)
+        quality = {"quarantined": checkpoint.quarantined, "curve_gaps": gaps, "curve_damage": damage}
         spec = _spec_at(runlog, history, checkpoint)
         _write_json(staging / "train_state.json", _train_state(history, runlog.run_id, checkpoint) | quality)
         _write_json(staging / "config.json", _config(spec))

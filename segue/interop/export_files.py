@@ -6,7 +6,6 @@ import json
 from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
@@ -29,7 +28,7 @@ from segue.curves.frame import steps_of_lineage, stored_tables
 from segue.curves.schema import SCHEMA
 from segue.errors import MalformedCheckpointError
 from segue.interop.export_readme import readme, readme_of_dcp
-from segue.runlog.history import Checkpoint, History
+from segue.runlog.history import History
 from segue.runlog.log import RunLog
 from segue.trainer.workloads.state import PROGRESS
 
@@ -110,15 +109,14 @@ def _dcp_state(snapshot: Snapshot) -> dict[str, Any]:
     return state
 
 
-def write_curve(path: Path, runlog: RunLog, history: History, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Write the loss curve up to a checkpoint, each step once. Return the attempts with missing rows.
+def write_curve(path: Path, runlog: RunLog, history: History) -> tuple[str, ...]:
+    """Write the loss curve up to the newest checkpoint of `history`, each step once. Return the attempts with missing
+    rows.
 
     The rows are the rows of `segue.curve` up to the checkpoint. If the run did not continue from the checkpoint, the
     rows are the steps before the checkpoint. Some of these steps do not belong to the run's curve.
     """
-    until = tuple(c for c in history.checkpoints if c.ref.slot < checkpoint.ref.slot)
-    end = replace(checkpoint, quarantined=None, is_pruned=False)
-    lineage = steps_of_lineage(replace(history, checkpoints=(*until, end)))
+    lineage = steps_of_lineage(history)
     parts = [SCHEMA.empty_table()]
     for table in stored_tables(runlog, of_attempts=lineage):
         for attempt_id, (after, to) in lineage.items():

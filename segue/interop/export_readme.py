@@ -22,7 +22,8 @@ _NEXT_TO_STATE = {
     "data_position.json": "step, samples seen, epoch and seed, and the rule for the order of the samples",
     "config.json": "the recipe's path, its config, the seed and the goal in steps; null if the log was damaged",
     "train_state.json": "step, epoch, metric, environment, parent, attempt and verdict, and the version of segue",
-    "loss_curve.parquet": "the steps up to here, each once; `curve_gaps` in train_state.json names incomplete attempts",
+    "loss_curve.parquet": "the steps up to here, each once; `curve_gaps` in train_state.json names incomplete "
+    "attempts, and `curve_damage` names stored parts that are lost or differ from the checkpoint's manifest",
 }
 
 _FOLDERS = {

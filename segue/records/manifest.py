@@ -143,6 +143,14 @@ class Fork(Value):
         return f"{self.run_id}@{self.step}"
 
 
+class CurveDigest(Value):
+    """The rows of one part of the loss curve up to a checkpoint."""
+
+    part: int = Field(ge=0, description="Number of the part among the parts of the attempt, from 0.")
+    rows: int = Field(ge=0, description="Number of rows of the part up to the checkpoint; later rows may follow.")
+    sha256: str = Field(description="SHA-256 of the values in these rows, for any layout of the file.")
+
+
 class Manifest(Value):
     """The description of one checkpoint. With the manifest, the checkpoint is found, checked and restored."""
 
@@ -159,6 +167,12 @@ class Manifest(Value):
     components: dict[str, str] = Field(description="Digest of the whole state of each component, by name.")
     environment: Environment
     metric: float | None = Field(None, description="Metric of the user at this step; None: not evaluated at this step.")
+    curve: tuple[CurveDigest, ...] = Field(
+        (),
+        exclude_if=lambda parts: not parts,  # Manifests without a curve stay readable for older versions.
+        description="Parts of the loss curve that the attempt wrote since its previous checkpoint. The manifests of "
+        "earlier checkpoints name the earlier parts.",
+    )
     imported_from: WeightsFile | None = Field(None, description="File whose weights were imported; None: no import.")
     forked_from: Fork | None = Field(
         None, description="Checkpoint of another run from which this run was forked; None: no fork."

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from segue.curves.curve_damage import LOSS_CURVE
 from segue.markup import Markup, blocks, bold, bullets, code, heading, inline, table
 from segue.records import CheckpointRef, Heartbeat, Verdict, VerdictKind
 from segue.reports.cost_report import CostReport
@@ -147,7 +148,9 @@ def finding_lines(history: History) -> list[str]:
         said = f"{verdict.kind}: {texts}" if texts else verdict.sentence
         lines.append(f"segment {claim.segment} attempt {claim.attempt}, {said}")
     drills = (drill for drill in history.drills if drill.verdict.kind is not VerdictKind.EXACT)
-    lines += [f"state outside the checkpoint: {finding.with_fix}" for finding in history.untracked]
+    for finding in history.untracked:
+        kind = "damaged" if finding.component == LOSS_CURVE else "state outside the checkpoint"
+        lines.append(f"{kind}: {finding.with_fix}")
     return lines + [f"rehearsal from step {drill.checkpoint.step}, {drill.verdict.sentence}" for drill in drills]
 
 

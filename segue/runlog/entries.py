@@ -138,7 +138,9 @@ class CommitEntry(Entry):
     attempt_id: str
     manifest: Manifest
     untracked: tuple[Finding, ...] = Field(
-        (), description="Untracked state that was found for the first time at this commit."
+        (),
+        description="Untracked state that was found for the first time at this commit, and parts of the loss curve "
+        "that were damaged when the attempt resumed.",
     )
 
 

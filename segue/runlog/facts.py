@@ -91,7 +91,7 @@ class History:
     process_values: frozenset[str] = frozenset()
     """Values of the setup that differ from process to process, by component and path. Rehearsals found these values."""
     untracked: tuple[Finding, ...] = ()
-    """Untracked state that the commits reported."""
+    """Untracked state, and damaged parts of the loss curve, that the commits reported."""
     decisions: tuple[DecisionEntry, ...] = ()
     decision_prices: tuple[Mapping[str, float], ...] = ()
     """The prices by deployment that applied at each decision.

@@ -4,7 +4,7 @@ continues."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -67,6 +67,10 @@ class Saving:
         self._untracked: tuple[Finding, ...] = ()
         self._has_torn = False
         self._hook = register_optimizer_step_pre_hook(lambda *_: self.barrier())
+
+    def report(self, findings: Iterable[Finding]) -> None:
+        """Record these findings with the next commit."""
+        self._untracked += tuple(findings)
 
     def close(self) -> None:
         """Remove the hook that this object has registered with torch."""

@@ -107,7 +107,7 @@ def test_a_check_that_fails_ends_with_3_and_says_which_and_where(segue, resumed,
     told = json.loads(out)
     assert told["passed"] is False
     failed = {item["name"]: item["steps"] for item in told["expectations"] if item["outcome"] == "failed"}
-    assert failed == {"as many rows as steps": [], "contiguous steps": [44]}
+    assert failed == {"files as committed": [], "as many rows as steps": [], "contiguous steps": [44]}
     code, out, _ = segue("curve", "check", "nightly", "--store", str(run.store))
     assert code == 3
     assert "FAILED: steps are missing or repeated (first: step 44)." in out

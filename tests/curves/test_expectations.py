@@ -118,7 +118,7 @@ def outcomes(report):
 @pytest.mark.matrix
 def test_a_clean_curve_meets_every_expectation(resumed):
     report = check_curve(resumed.log)
-    assert [item.name for item in report.expectations] == NAMES
+    assert [item.name for item in report.expectations] == ["files as committed", *NAMES]
     assert set(outcomes(report).values()) == {"met"}
     assert report.passed
     # Witness rows of 10, 20 and 40; eight replayed ones of 20; ten superseded ones.

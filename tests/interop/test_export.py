@@ -159,7 +159,7 @@ def test_the_json_files_say_where_the_run_was(trained, tmp_path):
     assert state["attempt"] == checkpoint.ref.attempt_id
     verdict = trained.history.attempts[-1].verdict
     assert state["verdict"] == verdict.model_dump(mode="json")
-    assert (state["quarantined"], state["curve_gaps"]) == (None, [])
+    assert (state["quarantined"], state["curve_gaps"], state["curve_damage"]) == (None, [], [])
 
 
 def test_a_spec_that_came_later_is_not_the_one_of_the_checkpoint(copied, tmp_path):
@@ -198,7 +198,9 @@ def test_a_lost_curve_keeps_nobody_from_their_weights_and_is_named(copied, tmp_p
         damage(path)
     copied.export(tmp_path / "out", step=40)
     assert list(pd.read_parquet(tmp_path / "out" / "loss_curve.parquet")["step"]) == list(range(11, 41))
-    assert json.loads((tmp_path / "out" / "train_state.json").read_text())["curve_gaps"] == [first]
+    state = json.loads((tmp_path / "out" / "train_state.json").read_text())
+    assert state["curve_gaps"] == [first]
+    assert [text.partition(" ")[0] for text in state["curve_damage"]] == [f"tiny/metrics/{first}-p0000.parquet"]
 
 
 def test_every_component_of_the_recipe_is_exported(trained):

@@ -10,6 +10,7 @@ from segue.records import (
     Capacity,
     CheckpointRef,
     CodeFailure,
+    CurveDigest,
     Environment,
     Finding,
     Machine,
@@ -114,9 +115,18 @@ class Logbook:
         self.write(ClaimEntry, epoch=self._epoch, deployment=deployment, **facts, **machine)
         return name
 
-    def commit(self, attempt_id: str, step: int, *, size_bytes: int = 0) -> CheckpointRef:
+    def commit(
+        self, attempt_id: str, step: int, *, size_bytes: int = 0, curve: tuple[CurveDigest, ...] = ()
+    ) -> CheckpointRef:
         shards = (Shard(f"{step}", size_bytes, size_bytes, (0,)),) if size_bytes else ()
-        facts = {"step": step, "samples_seen": step, "epoch": 0, "shards": shards, "tensor_count": len(shards)}
+        facts = {
+            "step": step,
+            "samples_seen": step,
+            "epoch": 0,
+            "shards": shards,
+            "tensor_count": len(shards),
+            "curve": curve,
+        }
         manifest = Manifest(new_bytes=size_bytes, components={}, environment=ENVIRONMENT, **facts)
         slot = self.write(CommitEntry, epoch=self._epoch, attempt_id=attempt_id, manifest=manifest)
         return CheckpointRef(slot=slot, step=step, attempt_id=attempt_id)

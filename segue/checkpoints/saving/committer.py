@@ -17,7 +17,7 @@ from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.checkpoints.saving.written import Save, Written
 from segue.clock import Clock
 from segue.errors import WriterDiedError
-from segue.records import CheckpointRef, Manifest
+from segue.records import CheckpointRef, CurveDigest, Manifest
 from segue.runlog import keys
 from segue.runlog.entries import CommitEntry, Entry, SealEntry
 from segue.runlog.log import RunLog, Stamp
@@ -96,6 +96,8 @@ class Writer:
         self._pending = 0
         self._stopped = threading.Event()
         self._commits: dict[int, CheckpointRef] = {}
+        self._curve: dict[int, CurveDigest] = {}
+        """The parts of the loss curve that were stored since the last commit, by number."""
         self._written: tuple[int, Written | None] | None = None
         self.last: Committed | None = None
         """The newest commit of this attempt, with the time and the size of the commit."""
@@ -260,6 +262,7 @@ class Writer:
             "parent": None if (parent := self._author.parent) is None else parent.model_dump(mode="json"),
             "environment": self._author.environment.model_dump(mode="json"),
             "metric": _as_json(job.metric.value),
+            "curve": [digest.model_dump(mode="json") for digest in self._curve.values()],
         }
 
     def _commit(self, job: SaveJob, written: Written) -> tuple[CheckpointRef, int]:
@@ -276,6 +279,7 @@ class Writer:
             slot = self._runlog.append(build, epoch=self._author.epoch)
         commit = CheckpointRef(slot=slot.number, step=job.step, attempt_id=self._author.attempt_id)
         self._commits[job.step] = commit
+        self._curve.clear()
         self._base.after(job.step, written)
         return commit, manifest.new_bytes
 
@@ -285,6 +289,7 @@ class Writer:
         for part in job.curve:
             key = keys.metrics_key(self._runlog.run_id, self._author.attempt_id, part.number)
             self._runlog.store.put(key, part.to_parquet())
+            self._curve[part.number] = part.digest()
 
     def _seal(self, job: SealJob) -> None:
         ref = self._commits.get(job.step)

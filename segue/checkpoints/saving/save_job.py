@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from segue.checkpoints.saving.staging import Staged
-from segue.records import CheckpointRef, Environment, Finding, WitnessRow
+from segue.records import CheckpointRef, CurveDigest, Environment, Finding, WitnessRow
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class CurvePart(Protocol):
     def number(self) -> int: ...
 
     def to_parquet(self) -> bytes: ...
+
+    def digest(self) -> CurveDigest: ...
 
 
 class Metric:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +12,11 @@ from segue.checkpoints.saving.committer import IncrementalBase, Writer
 from segue.checkpoints.saving.save_job import Author, Metric, SaveJob
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
+from segue.checkpoints.saving.written import PreparedCommit
 from segue.clock import SystemClock
+from segue.curves.schema import CurvePart
 from segue.errors import FencedError
-from segue.records import Environment
+from segue.records import Environment, Manifest
 from segue.runlog import keys
 from segue.runlog.entries import ClaimEntry, CommitEntry
 from segue.runlog.history import read_history
@@ -27,6 +28,11 @@ from segue.testing.faulty_store import FaultyStore
 RUN, ATTEMPT = "tiny", "seg000-a1-e1"
 HERE = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
 STATE = {"model": {"frozen": torch.zeros(20_000), "trained": torch.zeros(100)}, "progress": {"step": 0}}
+FACTS = {"run": RUN, "segment": 0, "attempt": 1, "attempt_id": ATTEMPT, "capacity": "spot"}
+
+
+def part(number):
+    return CurvePart(number, FACTS | {"environment": "cpu", "from_checkpoint": 0}, rows=b"")
 
 
 class Saver:
@@ -54,10 +60,12 @@ class Saver:
         self.seen.append((name, key.rpartition("/")[2] if "/log/" not in key else "log"))
         return self.fails(name, key)
 
-    def submit(self, step, *, metric=None, curve=()):
+    def submit(self, step, *, metric=None, curve=(), is_torn=False):
         STATE["model"]["trained"].fill_(step)
+        staged = self.area.take(STATE)
+        staged.is_torn = is_torn
         job = SaveJob(
-            staged=self.area.take(STATE),
+            staged=staged,
             step=step,
             samples_seen=step,
             epoch=0,
@@ -96,9 +104,29 @@ def until(holds):
 
 def test_curve_shard_index_prepared_commit_and_record_in_this_order(tmp_path):
     with saver(tmp_path) as it:
-        it.save(10, curve=[SimpleNamespace(number=0, to_parquet=lambda: b"curve")])
+        it.save(10, curve=[part(0)])
         stem = [f"{ATTEMPT}-p0000.parquet", "rank-0.safetensors", "rank-0.json", "rank-0.commit.json", "log"]
         assert it.puts() == stem
+
+
+def test_a_manifest_names_every_part_of_the_curve_since_the_commit_before(tmp_path):
+    with saver(tmp_path) as it:
+        it.save(10, curve=[part(0)])
+        it.save(20, curve=[part(0)], is_torn=True)
+        it.save(30, curve=[part(1)], is_torn=True)
+        it.save(40, curve=[part(2)])
+        it.save(50)
+        named = [[digest.part for digest in checkpoint.manifest.curve] for checkpoint in it.history.checkpoints]
+        assert named == [[0], [0, 1, 2], []]
+
+
+def test_an_adopted_save_names_the_parts_of_its_curve(tmp_path):
+    with saver(tmp_path) as it:
+        it.save(10, curve=[part(0)])
+        (committed,) = it.history.checkpoints
+        prepared = PreparedCommit.decode(it.store.get(f"{RUN}/{keys.prepared_name(ATTEMPT, 10, 0)}"))
+        assert Manifest.model_validate({**prepared.facts, **prepared.written.to_json()}) == committed.manifest
+        assert committed.manifest.curve
 
 
 def test_the_prepared_commit_is_in_the_durable_store_and_after_its_shards(tmp_path):

@@ -68,6 +68,7 @@ MUTANTS = (
             ("            job.metric.wait()", "            pass"),
             ("                if self._stopped.wait(pause):", "                if not self._stopped.wait(pause):"),
             ("written.saves_since_full + 1 < self._full_every", "True"),
+            ("        self._curve.clear()", "        pass"),
         ),
     ),
     Mutants(

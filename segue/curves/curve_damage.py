@@ -1,0 +1,122 @@
+"""Names the parts of the loss curve that are lost or differ from the manifests of the checkpoints.
+
+A manifest names the parts that an attempt has written since its previous checkpoint. The manifests of all checkpoints
+stay in the run's log, so together they name every part. The store may have later rows of a part, because a part is
+written again with each save.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from segue.curves.frame import steps_of_lineage
+from segue.errors import MissingObjectError
+from segue.records import CheckpointRef, CurveDigest, Finding
+from segue.runlog import keys
+from segue.runlog.history import Checkpoint, History
+from segue.runlog.log import RunLog
+from segue.stores.base import Store, StoreReadError
+
+log = logging.getLogger(__name__)
+
+_FIX = "restore this object from the bucket's versions or from a backup. The run continues without it"
+
+
+class DamagedPart(NamedTuple):
+    """A part of the loss curve that is lost or differs from its manifest."""
+
+    key: str
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.key} {self.why}"
+
+
+def up_to(history: History, checkpoint: Checkpoint) -> History:
+    """Return the history in which this checkpoint is the newest usable checkpoint."""
+    until = tuple(c for c in history.checkpoints if c.ref.slot < checkpoint.ref.slot)
+    return replace(history, checkpoints=(*until, replace(checkpoint, quarantined=None, is_pruned=False)))
+
+
+def has_digests(history: History) -> bool:
+    """Whether a manifest of the newest checkpoint's lineage names a part of the loss curve."""
+    return bool(_named_parts(history))
+
+
+def damaged_parts(runlog: RunLog, history: History, *, most_read: int | None = None) -> tuple[DamagedPart, ...]:
+    """Return the damaged parts of the loss curve up to the newest checkpoint of `history`, the newest part first.
+
+    At most `most_read` of the newest parts are read. The other parts are only looked up in the listing of the store.
+    Parts of runs of older versions are in no manifest and are left out.
+
+    Raises:
+        StoreReadError: the store could not be read.
+    """
+    stored = {item.key for item in runlog.store.list_objects(keys.metrics_prefix(runlog.run_id))}
+    found = []
+    for number, ((attempt_id, part), (step, digest)) in enumerate(reversed(_named_parts(history).items())):
+        key = keys.metrics_key(runlog.run_id, attempt_id, part)
+        if key not in stored:
+            found.append(DamagedPart(key, "is missing from the store"))
+        elif (most_read is None or number < most_read) and (why := _damage(runlog.store, key, step, digest)):
+            found.append(DamagedPart(key, why))
+    return tuple(found)
+
+
+def damage_at_resume(runlog: RunLog, history: History, parent: CheckpointRef | None) -> Iterator[Finding]:
+    """Yield a finding for each part that is damaged when an attempt resumes from `parent`.
+
+    Only the newest part is read, so that the cost does not grow with the run. The state does not depend on the curve,
+    so the resume continues. A store that cannot be read is logged, and no damage is found.
+    """
+    checkpoint = history.checkpoint(parent) if parent is not None else None
+    if checkpoint is None:
+        return
+    try:
+        damaged = damaged_parts(runlog, up_to(history, checkpoint), most_read=1)
+    except StoreReadError as error:
+        log.warning("the loss curve was not checked at the resume reason=%s", error)
+        return
+    for part in damaged:
+        log.warning("loss curve part damaged key=%s reason=%s; the resume continues", part.key, part.why)
+        sentence = f"{part.key}: {part.why} (found at the resume from step {checkpoint.manifest.step})"
+        yield Finding(component=LOSS_CURVE, channel="manifest", sentence=sentence, fix=_FIX)
+
+
+LOSS_CURVE = "loss curve"
+"""Component of a finding about a damaged part."""
+
+
+def _named_parts(history: History) -> dict[tuple[str, int], tuple[int, CurveDigest]]:
+    """Return the step and the digest of the newest manifest for each part in the lineage, by attempt and number."""
+    lineage = steps_of_lineage(history)
+    return {
+        (checkpoint.ref.attempt_id, digest.part): (checkpoint.manifest.step, digest)
+        for checkpoint in history.checkpoints
+        for digest in checkpoint.manifest.curve
+        if checkpoint.manifest.step <= lineage.get(checkpoint.ref.attempt_id, (0, -1))[1]
+    }
+
+
+def _damage(store: Store, key: str, step: int, digest: CurveDigest) -> str:
+    """Return how a part differs from its manifest. The text is empty if the part is as committed."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from segue.curves.schema import sha256_of
+
+    try:
+        table = pq.read_table(io.BytesIO(store.get(key)))
+        if table.num_rows < digest.rows:
+            return f"has {table.num_rows} rows, the manifest of step {step} has {digest.rows}"
+        is_same = sha256_of(table.slice(0, digest.rows)) == digest.sha256
+    except MissingObjectError:
+        return "is missing from the store"
+    except (pa.ArrowException, OSError, ValueError) as error:
+        return f"cannot be read ({error})"
+    return "" if is_same else f"differs in its first {digest.rows} rows from the manifest of step {step}"
