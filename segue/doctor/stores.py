@@ -19,6 +19,7 @@ from segue.errors import MissingObjectError
 from segue.spec import LivenessSpec
 from segue.stores import LocalStore, Store, StoreReadError, StoreWriteError
 from segue.stores.base import WRONG_CLOCK, Examinable, HasRules, put_new
+from segue.stores.mounts import mount_of
 from segue.units import duration
 
 _PUTS = 5
@@ -160,6 +161,12 @@ def read_after_write(store: Store, scratch: Scratch) -> Result:
     finally:
         scratch.forget(store, key)
     if seen == [b"first", b"second"] and is_listed:
+        if isinstance(store, LocalStore) and mount_of(store.root).hides_new_objects:
+            return warn(
+                "the folder is on NFS, and this machine may see a new object of another machine half a minute late, so "
+                "an attempt that is alive could be declared lost",
+                fix="mount it with the option lookupcache=none on every machine.",
+            )
         return ok("reads and listings show a write immediately")
     return fail(
         "a read or a listing does not show a recent write, so an attempt that is still alive could be declared lost",

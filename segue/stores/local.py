@@ -26,6 +26,7 @@ from segue.stores.base import (
     checked_range,
     is_key,
 )
+from segue.stores.mounts import mount_of
 
 _LARGE_BYTES = 2**20
 """Durable objects of at least this number of bytes are written without the page cache."""
@@ -77,11 +78,12 @@ class LocalStore:
                 staged.unlink()
                 _sync_folder(self.root)
         except OSError as error:
-            raise StoreUnreachableError(
-                url=self.url,
-                why=f"the folder cannot be created ({error.strerror}).",
-                fix="use --store or [store] url to give a folder that you may write to.",
-            ) from None
+            if error.errno == errno.EOPNOTSUPP:
+                why, fix = "the file system has no hard links.", "for a mounted bucket, give the URL of the bucket."
+            else:
+                why = f"the folder cannot be created ({error.strerror})."
+                fix = "use --store or [store] url to give a folder that you may write to."
+            raise StoreUnreachableError(url=self.url, why=why, fix=fix) from None
         self._require_marker()
         return self
 
@@ -108,7 +110,13 @@ class LocalStore:
 
     def get(self, key: str) -> bytes:
         with self._reading(key):
-            return self._path(key).read_bytes()
+            try:
+                return self._path(key).read_bytes()
+            except OSError as error:
+                # On NFS, another machine has replaced the object between the opening and the read.
+                if error.errno != errno.ESTALE:
+                    raise
+                return self._path(key).read_bytes()
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         start, length = checked_range(start, length)
@@ -181,7 +189,7 @@ class LocalStore:
             return datetime.fromtimestamp(self._path(key).stat().st_mtime, UTC)
 
     def removed_by(self) -> str | None:
-        kind = _file_system(self.root)
+        kind = mount_of(self.root).kind
         return f"the folder is on {kind}, which is emptied at a restart of the machine" if kind in _IN_MEMORY else None
 
     def afresh(self) -> LocalStore:
@@ -298,17 +306,6 @@ def _write_small(path: Path, data: bytes | memoryview, *, durable: bool) -> None
         if durable:
             file.flush()
             os.fsync(file.fileno())
-
-
-def _file_system(folder: Path) -> str:
-    """Return the type of the file system of a folder. The text is empty if the type cannot be found."""
-    try:
-        lines = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
-    except OSError:
-        return ""
-    places = ((Path(words[1].replace("\\040", " ")), words[2]) for words in lines)
-    above = [(len(place.parts), kind) for place, kind in places if folder.resolve().is_relative_to(place)]
-    return max(above, default=(0, ""))[1]
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -21,6 +21,7 @@ from segue.errors import StoreUnreachableError
 from segue.spec import LivenessSpec, StoreSpec
 from segue.stores import LocalStore
 from segue.stores.base import check_by_writing
+from segue.stores.mounts import Mount
 from segue.testing.clock import FakeClock
 from segue.testing.faulty_store import FaultyStore
 from tests.doctor.showing import bad, good, makes_fail
@@ -100,6 +101,13 @@ def test_each_right_that_is_missing_is_named(store, name):
 @makes_fail("store.read-after-write")
 def test_a_store_behind_a_cache_does_not_show_what_was_written(store):
     bad("store.read-after-write", stores.read_after_write(Stale(store), Scratch()), "fail", "without a cache")
+
+
+@makes_fail("store.read-after-write")
+def test_an_nfs_mount_that_hides_the_new_objects_of_other_machines_is_named(store, monkeypatch):
+    monkeypatch.setattr(stores, "mount_of", lambda folder: Mount("nfs4", ("rw", "hard")))
+    result = stores.read_after_write(store, Scratch())
+    bad("store.read-after-write", result, "warn", "is on NFS", "lookupcache=none")
 
 
 @makes_fail("store.put-if-absent")

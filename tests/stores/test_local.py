@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -257,6 +258,38 @@ def test_nothing_is_made_before_the_store_is_created(tmp_path: Path) -> None:
         with pytest.raises(StoreGoneError):
             read()
     assert not store.root.exists()
+
+
+def test_a_folder_without_hard_links_is_refused_with_the_way_to_a_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As s3fs answers."""
+
+    def no_links(source: Path, target: Path) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", no_links)
+    with pytest.raises(StoreUnreachableError, match=r"has no hard links. Fix: .* the URL of the bucket"):
+        LocalStore(tmp_path / "mounted").create()
+
+
+def test_an_object_that_another_machine_replaced_on_nfs_is_read_again(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of NFS reports ESTALE if the file was replaced between open and read; see docs/storage.md."""
+    store.put("beat", b"new")
+    read, stale = Path.read_bytes, [errno.ESTALE]
+
+    def read_bytes(path: Path) -> bytes:
+        if path.name == "beat" and stale:
+            raise OSError(stale.pop(), "Stale file handle")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert store.get("beat") == b"new"
+    stale += [errno.EIO]
+    with pytest.raises(StoreReadError):
+        store.get("beat")
 
 
 def test_a_listing_follows_no_link_out_of_the_store(store: LocalStore, tmp_path: Path) -> None:
