@@ -120,7 +120,7 @@ def test_a_spec_and_its_parts_are_frozen():
         ),
         (
             {"checkpoints": 3},
-            "checkpoints: must be a table (got 3); its fields are every_steps, every_seconds, keep, best",
+            "checkpoints: must be a table (got 3); its fields are every_steps, every_seconds, every_epochs, keep, best",
         ),
         (
             {"store": "s3://bucket"},

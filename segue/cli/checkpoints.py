@@ -12,7 +12,7 @@ from segue.checkpoints.loading.quarantine import give_up_by_name, lift
 from segue.cli.options import DefaultCommandGroup, Endpoint, Json, Store, only_given, read_run, with_store
 from segue.curves.curve_damage import damaged_parts, up_to
 from segue.errors import COMMAND_LINE, OptionError
-from segue.interop.export import ExportFormat, require_free_folder, write_export
+from segue.interop.export import ExportFormat, write_export
 from segue.interop.import_weights import ImportReport, import_weights
 from segue.interop.load import find_checkpoint
 from segue.reports.console import console, progress, show_json
@@ -56,7 +56,12 @@ def export(
     run: str,
     *,
     to: Annotated[Path, typer.Option(help="Folder for the files; it must be empty or must not exist yet.")],
-    file_format: Annotated[ExportFormat, typer.Option("--format", help="Format of the state's files.")],
+    file_format: Annotated[
+        ExportFormat,
+        typer.Option(
+            "--format", help="Format of the state's files; epoch: torch files in a new folder epoch-N of --to."
+        ),
+    ],
     step: Annotated[
         int | None, typer.Option(min=0, help="Step of the checkpoint; the default is the newest checkpoint.")
     ] = None,
@@ -82,9 +87,8 @@ def export(
         raise OptionError("--best: it cannot be used together with --step; give one of them")
     wanted: int | Literal["best"] | None = "best" if best else step
     checkpoint = find_checkpoint(log, history, step=wanted, take_quarantined=quarantined)
-    folder = require_free_folder(to)
     with progress("loading torch") as say:
-        report = write_export(log, checkpoint, file_format=file_format, folder=folder, progress=say)
+        report = write_export(log, checkpoint, file_format=file_format, folder=to, progress=say)
     if as_json:
         show_json(report.model_dump(mode="json"))
         return

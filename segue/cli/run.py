@@ -84,6 +84,10 @@ def run(
     ] = None,
     run_id: Annotated[str | None, typer.Option(help="Name of the run; an existing run is resumed.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps to the goal.")] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Goal in epochs, instead of --steps; the recipe is built here to count their steps."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, data order and every random stream.")] = None,
     ranks: RankCount = None,
     deadline: Annotated[str | None, typer.Option(help="Deadline: +2h, 06:00, or an ISO time.")] = None,
@@ -120,7 +124,9 @@ def run(
     options.
     """
     fields, spec_source = read_settings(config, workload)
-    fields |= only_given(run_id=run_id, steps=steps, seed=seed, ranks=ranks)
+    if epochs is not None and steps is not None:
+        raise OptionError("--epochs: it cannot be used together with --steps; give one of them")
+    fields |= only_given(run_id=run_id, steps=steps if epochs is None else epochs, seed=seed, ranks=ranks)
     is_named = "run_id" in fields
     fields.setdefault("run_id", _default_run_id(workload_name(fields)))
     if deadline is not None:
@@ -132,6 +138,8 @@ def run(
         continuity = table(fields, "continuity")
         fields["continuity"] = continuity | {"accept": [*continuity.get("accept", ()), *accept]}
     spec = _absolute(RunSpec.parse(fields, source=spec_source))
+    if epochs is not None:
+        spec = spec.model_copy(update={"steps": _steps_of(spec, epochs)})
     if reset and from_ is None:
         raise OptionError("--reset: it can only be used together with --from; give --from too")
     source = parse_source(from_) if from_ is not None else None
@@ -150,6 +158,13 @@ def run(
     from segue.prefect.state_words import in_words
 
     _end(runlog, spec, in_words(state), state.message or "", as_json=as_json)
+
+
+def _steps_of(spec: RunSpec, epochs: int) -> int:
+    with progress("building the recipe"):
+        from segue.interop.epoch_length import steps_of_epochs
+
+        return steps_of_epochs(spec, epochs)
 
 
 def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:

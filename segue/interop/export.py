@@ -13,13 +13,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from pydantic import Field
 
 import segue
 from segue.curves.curve_damage import damaged_parts, up_to
-from segue.errors import (
-    ExportFolderError,
-)
+from segue.errors import ExportFolderError
+from segue.interop.export_readme import EPOCH_NAMES
 from segue.interop.load import find_checkpoint, read_verified
 from segue.records import Value
 from segue.runlog.entries import OpenEntry
@@ -35,11 +35,15 @@ Progress = Callable[[str], None]
 
 
 class ExportFormat(StrEnum):
-    """The format of the files that contain the state. The format is named after the library that reads the files."""
+    """The format of the files that contain the state. The format is named after the library that reads the files.
+
+    `epoch` has the same files as `torch`, in a folder `epoch-N`, with `config.yaml` and `metrics.csv`.
+    """
 
     TORCH = "torch"
     SAFETENSORS = "safetensors"
     DCP = "dcp"
+    EPOCH = "epoch"
 
 
 class ExportedFile(Value):
@@ -92,10 +96,11 @@ def export_checkpoint(
     """Write a run's checkpoint, by default the newest, as plain files into a new or empty folder.
 
     The files can be used without segue. They contain the model, the optimizer, the random streams, the position, the
-    loss curve, and a README.md that explains how to load the files. `file_format` is "torch", "safetensors" or "dcp"
-    (torch.distributed.checkpoint). `step` may be "best". The files of a framework's own checkpoint are in `folder/`,
-    and the files of the framework's best model are in `best/`. The function only reads the run and changes nothing in
-    it.
+    loss curve, and a README.md that explains how to load the files. `file_format` is "torch", "safetensors", "dcp"
+    (torch.distributed.checkpoint) or "epoch". The format "epoch" writes the files of "torch", `config.yaml` and
+    `metrics.csv` into a new folder `epoch-N` inside `folder`, where N is the number of completed epochs. `step` may be
+    "best". The files of a framework's own checkpoint are in `folder/`, and the files of the framework's best model are
+    in `best/`. The function only reads the run and changes nothing in it.
 
     Raises:
         RunNotFoundError, StoreUnreachableError: the run or the store does not exist.
@@ -125,7 +130,8 @@ def write_export(
         StoreReadError: the store could not be read.
     """
     progress = progress or no_progress
-    target = require_free_folder(folder)
+    is_epoch = file_format is ExportFormat.EPOCH
+    target = require_free_folder(folder / f"epoch-{checkpoint.manifest.epoch}" if is_epoch else folder)
     # The import of torch takes seconds, so all checks without torch come before it.
     from segue.interop import export_files
 
@@ -136,14 +142,16 @@ def write_export(
         history = read_history(runlog)
         progress("writing the loss curve")
         until = up_to(history, checkpoint)
-        gaps = export_files.write_curve(staging / "loss_curve.parquet", runlog, until)
+        curve_name, config_name = EPOCH_NAMES.values() if is_epoch else EPOCH_NAMES
+        gaps = export_files.write_curve(staging / curve_name, runlog, until)
         damage = [part.sentence for part in damaged_parts(runlog, until)]
         for sentence in damage:
             log.warning("the exported loss curve is damaged: %s", sentence)
         quality = {"quarantined": checkpoint.quarantined, "curve_gaps": gaps, "curve_damage": damage}
         spec = _spec_at(runlog, history, checkpoint)
         _write_json(staging / "train_state.json", _train_state(history, runlog.run_id, checkpoint) | quality)
-        _write_json(staging / "config.json", _config(spec))
+        write_config = _write_yaml if is_epoch else _write_json
+        write_config(staging / config_name, _config(spec))
         _write_json(staging / "data_position.json", _data_position(checkpoint, spec))
         export_files.write_state(staging, snapshot, file_format=file_format.value, progress=progress)
         written = sorted(path for path in staging.rglob("*") if path.is_file())
@@ -241,6 +249,10 @@ def _train_state(history: History, run_id: str, checkpoint: Checkpoint) -> dict[
         "attempt": checkpoint.ref.attempt_id,
         "verdict": json.loads(verdict.model_dump_json()) if verdict else None,
     }
+
+
+def _write_yaml(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

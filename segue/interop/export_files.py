@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import safetensors
 import safetensors.torch
 import torch
+from pyarrow import csv
 
 from segue.checkpoints.format.collections import is_frame
 from segue.checkpoints.format.constants import MOMENTS, is_constant
@@ -27,7 +28,7 @@ from segue.continuity.recipe_diff import BINDING, NOT_STATE
 from segue.curves.frame import steps_of_lineage, stored_tables
 from segue.curves.schema import SCHEMA
 from segue.errors import MalformedCheckpointError
-from segue.interop.export_readme import readme, readme_of_dcp
+from segue.interop.export_readme import EPOCH_NAMES, readme, readme_of_dcp
 from segue.runlog.history import History
 from segue.runlog.log import RunLog
 from segue.trainer.workloads.state import PROGRESS
@@ -57,7 +58,7 @@ def write_state(
     folder: Path,
     snapshot: Snapshot,
     *,
-    file_format: Literal["torch", "safetensors", "dcp"],
+    file_format: Literal["torch", "safetensors", "dcp", "epoch"],
     progress: Callable[[str], None],
 ) -> None:
     """Write each component into files with the component's name, and write a README.md that explains the files.
@@ -75,7 +76,7 @@ def write_state(
         write_dcp(folder, _dcp_state(snapshot))
         (folder / "README.md").write_text(readme_of_dcp(sorted(_loadable_names(snapshot))), encoding="utf-8")
         return
-    as_torch = file_format == "torch"
+    as_torch = file_format in ("torch", "epoch")
     # The position is in data_position.json.
     stems = file_stems(name for name in _loadable_names(snapshot) if name != PROGRESS)
     own = folder_of(snapshot)
@@ -90,7 +91,9 @@ def write_state(
         progress("writing the framework's own files")
         write_folder(folder, own)
     folders = [] if own is None else [FOLDER, BEST] if own.best else [FOLDER]
-    (folder / "README.md").write_text(readme(files, as_torch=as_torch, folders=folders), encoding="utf-8")
+    renamed = EPOCH_NAMES if file_format == "epoch" else {}
+    text = readme(files, as_torch=as_torch, folders=folders, renamed=renamed)
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def _dcp_state(snapshot: Snapshot) -> dict[str, Any]:
@@ -123,7 +126,8 @@ def write_curve(path: Path, runlog: RunLog, history: History) -> tuple[str, ...]
             step = pc.field("step")
             parts.append(table.filter((pc.field("attempt_id") == attempt_id) & (step > after) & (step <= to)))
     curve = pa.concat_tables(parts, promote_options="default")  # Files may have different metrics.
-    pq.write_table(curve.sort_by("step"), path)
+    write = csv.write_csv if path.suffix == ".csv" else pq.write_table
+    write(curve.sort_by("step"), path)
     found = Counter(curve["attempt_id"].to_pylist())
     return tuple(attempt_id for attempt_id, (after, to) in reversed(lineage.items()) if found[attempt_id] < to - after)
 

@@ -6,6 +6,7 @@ The README explains each file, and contains the lines that load the files withou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from segue.markup import Markup, code, table
 
@@ -25,6 +26,9 @@ _NEXT_TO_STATE = {
     "loss_curve.parquet": "the steps up to here, each once; `curve_gaps` in train_state.json names incomplete "
     "attempts, and `curve_damage` names stored parts that are lost or differ from the checkpoint's manifest",
 }
+
+EPOCH_NAMES = {"loss_curve.parquet": "metrics.csv", "config.json": "config.yaml"}
+"""Names in the format "epoch" of the files that have another name and form in the other formats."""
 
 _FOLDERS = {
     "folder": "the checkpoint as the training framework wrote it",
@@ -165,14 +169,20 @@ _LINES = {
 }
 
 
-def readme(files: Mapping[str, tuple[str, ...]], *, as_torch: bool, folders: Sequence[str] = ()) -> str:
+def readme(
+    files: Mapping[str, tuple[str, ...]],
+    *,
+    as_torch: bool,
+    folders: Sequence[str] = (),
+    renamed: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """Return the text for an export of these components and folders.
 
-    `files` contains the file names of each component.
+    `files` contains the file names of each component. `renamed` contains other names of files beside the state.
     """
     rows = [(Markup(", ".join(map(code, names))), _meaning(name)) for name, names in files.items()]
     rows += [(code(f"{name}/"), _FOLDERS[name]) for name in folders]
-    rows += [(code(name), meaning) for name, meaning in _NEXT_TO_STATE.items()]
+    rows += [(code(renamed.get(name, name)), meaning) for name, meaning in _NEXT_TO_STATE.items()]
     lines = [_loading(name, names[0].rpartition(".")[0], as_torch=as_torch) for name, names in files.items()]
     head = _TORCH_HEAD if as_torch else _SAFETENSORS_HEAD
     return _INTRODUCTION + table(_COLUMNS, rows) + "\n" + head + "".join(lines) + "```\n"

@@ -144,6 +144,14 @@ class RunSpec(FiniteValue, Record):
             raise PydanticCustomError("unfit_for_a_program", "a batch of a program cannot be skipped; use rollback")
         return anomalies
 
+    @field_validator("checkpoints")
+    @classmethod
+    def _counts_epochs(cls, checkpoints: CheckpointSpec, info: ValidationInfo) -> CheckpointSpec:
+        if info.data.get("program") is not None and checkpoints.every_epochs is not None:
+            text = "every_epochs needs a recipe, because segue does not know the epochs of a program; use every_steps"
+            raise PydanticCustomError("unfit_for_a_program", text)
+        return checkpoints
+
     @field_validator("data")
     @classmethod
     def _is_not_in_the_config(cls, data: DataSpec | None, info: ValidationInfo) -> DataSpec | None:

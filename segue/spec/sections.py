@@ -88,6 +88,13 @@ class CheckpointSpec(Section):
         description="Save interval in seconds; None: no interval in seconds. If every_steps is not set either, segue "
         "chooses the interval with the least expected lost time, from measured save times and preemptions.",
     )
+    every_epochs: int | None = Field(
+        None,
+        gt=0,
+        exclude_if=lambda epochs: epochs is None,
+        description="Save also at the end of each epoch whose number is a multiple of this number; None: no saves by "
+        "epochs. The other save intervals still apply. Only for recipes.",
+    )
     keep: int = Field(3, ge=2, description="Retention: number of newest checkpoints that are kept, at least 2.")
     best: typing.Literal["min", "max"] = Field(
         "min", description="Which metric is the best: min (the lowest) or max (the highest)."

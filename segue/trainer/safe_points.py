@@ -207,7 +207,7 @@ class SafePoints:
         context = self._context
         self._full_at_seconds = context.clock.monotonic() + (0.0 if agreed.save else self._quiet_seconds)
         ends = (context.plan.stop_at_step, context.spec.steps, self._saving.schedule.next_step)
-        is_any_step = context.plan.stop_at_epoch is not None
+        is_any_step = (context.plan.stop_at_epoch, context.spec.checkpoints.every_epochs) != (None, None)
         self._full_at_step = 0.0 if is_any_step else min(step for step in ends if step is not None)
         return agreed
 

@@ -65,6 +65,8 @@ class Saving:
         self._metric = Metric()
         """The metric of the newest save."""
         self._untracked: tuple[Finding, ...] = ()
+        self._saved_epoch = live.epoch
+        """Number of completed epochs at the newest save."""
         self._has_torn = False
         self._hook = register_optimizer_step_pre_hook(lambda *_: self.barrier())
 
@@ -112,9 +114,15 @@ class Saving:
             WorkAtRiskError: no commit succeeded for longer than allowed.
         """
         self.refuse_risk()
-        if self._live.wants_save:
+        if self._live.wants_save or self._ends_epoch:
             self.request()
         return self.schedule.is_due(self._progress.step if step is None else step)
+
+    @property
+    def _ends_epoch(self) -> bool:
+        """Whether an epoch has ended since the newest save at whose end the spec asks for a save."""
+        every = self._spec.every_epochs
+        return every is not None and self._live.epoch // every > self._saved_epoch // every
 
     def request(self) -> None:
         """Make a save due now, unless a save of this step was already submitted."""
@@ -153,6 +161,7 @@ class Saving:
     def _submit(self, staged: Staged, *, stall_seconds: float) -> None:
         progress, untracked = self._progress, self._untracked
         self._untracked = ()
+        self._saved_epoch = self._live.epoch
         self.schedule.submitted(progress.step)
         self.in_flight.submitted(progress.step, stall_seconds=stall_seconds)
         self._writer.submit(

@@ -101,6 +101,16 @@ def test_a_changed_function_is_found_without_building_anything(trained, before, 
 
 
 @pytest.mark.matrix
+def test_a_goal_in_epochs_is_the_same_goal_in_steps(trained):
+    place, _ = trained  # Four steps are an epoch, and the run has a goal of 8.
+    given = ("--run-id", "mine", "--store", str(place.folder / "store"))
+    outcome = place.run("run", "mine:build", *given, "--epochs", "3")  # A slow machine shows the progress, too.
+    assert (outcome.code, "steps was 8, now 12" in outcome.err) == (2, True)
+    message = place.refused("run", "mine:build", *given, "--epochs", "3", "--steps", "12")
+    assert "--epochs: it cannot be used together with --steps" in message
+
+
+@pytest.mark.matrix
 @pytest.mark.parametrize("fields", [{"continuity": {"accept": ["setup.code"]}}, {"config": {"lr": 0.2}}])
 def test_an_accepted_change_and_one_with_another_config_are_left_to_the_attempt(trained, fields):
     runlog = open_run(spec_in(trained[0]), clock=SystemClock())

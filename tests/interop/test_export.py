@@ -10,9 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
 import pytest
 import safetensors.torch
 import torch
+import yaml
 
 import segue
 from segue.checkpoints.format.state_tree import decode_tree
@@ -20,6 +23,7 @@ from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.curves.frame import curve
 from segue.data.order import SampleOrder
+from segue.errors import ExportFolderError
 from segue.interop.export import ExportFormat
 from segue.recipe import Recipe
 from segue.spec import StoreSpec
@@ -106,6 +110,33 @@ def test_every_torch_file_loads_with_weights_only_and_holds_what_was_committed(t
     committed = trained.state(20)
     for name in COMPONENTS - {"model"}:
         assert same(torch.load(tmp_path / "out" / f"{name}.pt", weights_only=True), committed[name]), name
+
+
+def test_an_epoch_folder_has_the_torch_files_with_a_config_in_yaml_and_metrics_in_csv(trained, tmp_path):
+    report = trained.export(tmp_path, step=40, file_format=ExportFormat.EPOCH)
+    folder = tmp_path / "epoch-5"
+    renamed = BESIDE - {"config.json", "loss_curve.parquet"} | {"config.yaml", "metrics.csv"}
+    assert {file.name for file in report.files} == names_in(folder) == renamed | {f"{name}.pt" for name in COMPONENTS}
+    assert report.folder == str(folder)
+    trained.export(tmp_path / "out", step=40)
+    assert yaml.safe_load((folder / "config.yaml").read_text()) == json.loads(
+        (tmp_path / "out" / "config.json").read_text()
+    )
+    of_csv = pa.csv.read_csv(folder / "metrics.csv").to_pandas()
+    of_parquet = pd.read_parquet(tmp_path / "out" / "loss_curve.parquet")
+    numbers = ["step", "epoch", "samples_seen", "loss", "lr", "grad_norm", "param_norm"]
+    pd.testing.assert_frame_equal(of_csv[numbers], of_parquet[numbers], check_exact=True)
+    told = (folder / "README.md").read_text()
+    assert all(name in told for name in renamed - {"README.md"})
+    assert not any(name in told for name in ("config.json", "loss_curve.parquet"))
+
+
+def test_a_folder_holds_several_epochs_and_no_epoch_twice(trained, tmp_path):
+    for step in (20, 40):
+        trained.export(tmp_path, step=step, file_format=ExportFormat.EPOCH)
+    assert names_in(tmp_path) == {"epoch-2", "epoch-5"}
+    with pytest.raises(ExportFolderError, match="epoch-5 is not empty"):
+        trained.export(tmp_path, step=40, file_format=ExportFormat.EPOCH)
 
 
 def test_safetensors_files_load_into_a_fresh_recipe_bit_for_bit(trained, tmp_path):

@@ -95,6 +95,16 @@ def test_a_save_whose_writer_died_is_stored_again_and_leaves_nothing_behind(make
         read_checkpoint(runlog.store, run_id="tiny", manifest=checkpoint.manifest)
 
 
+@pytest.mark.matrix
+def test_saves_by_epochs_are_at_the_ends_of_epochs_and_add_to_the_others(make_spec, open_log):
+    pauses = {"pause_seconds": 0.05}  # So that each save is over before the next is due.
+    spec = make_spec(config=pauses, checkpoints={"every_steps": 20, "every_epochs": 2, "keep": 9, "staging_buffers": 2})
+    runlog = open_log(spec)
+    assert train(spec, runlog).stop_reason is StopReason.FINISHED
+    found = [(c.manifest.step, c.manifest.epoch) for c in read_history(runlog).checkpoints]
+    assert found == [(16, 2), (20, 2), (32, 4), (40, 5)]  # Eight steps an epoch.
+
+
 @pytest.fixture
 def commits_of(make_spec, open_log):
     """Trains a recipe with a way of changing its state; returns the digests of its commits by step."""
