@@ -7,7 +7,6 @@ rows. But if the changed rows are drawn, the witness shows the change.
 from __future__ import annotations
 
 import re
-import sys
 import types
 from array import array
 from collections import deque
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 import xxhash
 
+from segue.checkpoints.format.collections import is_table
 from segue.checkpoints.format.snapshot import raw_bytes
 from segue.continuity.object_walk import PLAIN, Leaf
 from segue.continuity.process_values import ANY_ORDER
@@ -51,15 +51,16 @@ def data_hashes(leaves: Iterable[Leaf]) -> dict[str, str]:
 
 def _feed(value: Any, hasher: Any, *, depth: int) -> None:
     hasher.update(f"{type(value).__qualname__};".encode())
-    pandas = sys.modules.get("pandas")
     if isinstance(value, torch.Tensor):
         _feed_tensor(value, hasher)
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject and value.dtype.kind != "T":
         hasher.update(f"{value.dtype}{value.shape}".encode())
         _feed_bytes(np.ascontiguousarray(_thinned(value)).reshape(-1).view(np.uint8).data, hasher)
-    elif pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series, pandas.Index)):
+    elif is_table(value):
+        import pandas as pd
+
         hasher.update(f"{getattr(value, 'columns', '')}{len(value)}".encode())
-        _feed(pandas.util.hash_pandas_object(value[:: max(len(value) // _ITEMS, 1)]).to_numpy(), hasher, depth=depth)
+        _feed(pd.util.hash_pandas_object(value[:: max(len(value) // _ITEMS, 1)]).to_numpy(), hasher, depth=depth)
     elif isinstance(value, (bytes, bytearray, memoryview)):
         _feed_bytes(memoryview(value).cast("B"), hasher)
     elif isinstance(value, str):

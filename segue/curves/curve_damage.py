@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import io
 import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from segue.curves.frame import steps_of_lineage
@@ -23,6 +25,9 @@ from segue.stores.base import Store, StoreReadError
 
 log = logging.getLogger(__name__)
 
+LOSS_CURVE = "loss curve"
+"""Component of a finding about a damaged part."""
+_PATIENCE_SECONDS = 1.0
 _FIX = "restore this object from the bucket's versions or from a backup. The run continues without it"
 
 
@@ -88,8 +93,25 @@ def damage_at_resume(runlog: RunLog, history: History, parent: CheckpointRef | N
         yield Finding(component=LOSS_CURVE, channel="manifest", sentence=sentence, fix=_FIX)
 
 
-LOSS_CURVE = "loss curve"
-"""Component of a finding about a damaged part."""
+class DamageSearch(threading.Thread):
+    """Looks for damage beside the training, so that the first step does not wait for the store."""
+
+    def __init__(self, runlog: RunLog, history: History, parent: CheckpointRef | None) -> None:
+        super().__init__(name="segue-curve-damage", daemon=True)
+        self._find = partial(damage_at_resume, runlog, history, parent)
+        self._found: tuple[Finding, ...] = ()
+        self._patience_seconds = _PATIENCE_SECONDS
+        self.start()
+
+    def run(self) -> None:
+        self._found = tuple(self._find())
+
+    def take(self) -> tuple[Finding, ...]:
+        """Return the findings once. The first call waits for the end of the search, but at most one second."""
+        self.join(self._patience_seconds)
+        self._patience_seconds = 0.0
+        found, self._found = self._found, ()
+        return found
 
 
 def _named_parts(history: History) -> dict[tuple[str, int], tuple[int, CurveDigest]]:
@@ -111,7 +133,7 @@ def _damage(store: Store, key: str, step: int, digest: CurveDigest) -> str:
     from segue.curves.schema import sha256_of
 
     try:
-        table = pq.read_table(io.BytesIO(store.get(key)))
+        table = pq.ParquetFile(io.BytesIO(store.get(key))).read()  # `read_table` would import pandas.
         if table.num_rows < digest.rows:
             return f"has {table.num_rows} rows, the manifest of step {step} has {digest.rows}"
         is_same = sha256_of(table.slice(0, digest.rows)) == digest.sha256

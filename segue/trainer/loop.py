@@ -17,7 +17,7 @@ from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.tracing import span
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import NORMS_EVERY_STEPS, StepRow, Witness
-from segue.curves.curve_damage import damage_at_resume
+from segue.curves.curve_damage import DamageSearch
 from segue.errors import FencedError, PoisonedStepError
 from segue.policy.anomalies import anomalies_of
 from segue.records import Heartbeat, SegmentReport, StopReason
@@ -62,9 +62,8 @@ class TrainingLoop:
         curve = curve_of(context, from_step=live.progress.step)
         self._records = StepRecords(live, spec=self._spec.anomalies, resume=resume, witness=witness, curve=curve)
         life = life_on(context.plan.capacity, history)
-        self._saving = Saving(context, live, curve=curve, staging=staging, writer=writer, life=life)
-        if self._ranks.is_leader:
-            self._saving.report(damage_at_resume(context.runlog, history, resume.parent))
+        damage = DamageSearch(context.runlog, history, resume.parent) if self._ranks.is_leader else None
+        self._saving = Saving(context, live, curve=curve, staging=staging, writer=writer, life=life, damage=damage)
         due = is_due(context.assignment, history, ranks=self._ranks.count)
         self._rehearsal = ResumeRehearsal(context.assignment, context.runlog, is_due=due, clock=context.clock)
         self._notices = NoticeResponse(context, live, self._saving)

@@ -4,7 +4,7 @@ continues."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from segue.checkpoints.saving.save_job import Metric, SaveJob
 from segue.checkpoints.saving.staging import Encoded, Staged, StagingArea
 from segue.checkpoints.saving.tracing import span
 from segue.continuity.recipe_diff import UNTRACKED
+from segue.curves.curve_damage import DamageSearch
 from segue.curves.schema import Curve
 from segue.errors import SessionError, StructureChangedError
 from segue.policy.save_interval import Life
@@ -47,6 +48,7 @@ class Saving:
         staging: StagingArea,
         writer: Writer,
         life: Life | None,
+        damage: DamageSearch | None = None,
     ) -> None:
         self._spec, self._clock, self._activity = context.spec.checkpoints, context.clock, context.activity
         self._leads = context.ranks.is_leader
@@ -65,14 +67,11 @@ class Saving:
         self._metric = Metric()
         """The metric of the newest save."""
         self._untracked: tuple[Finding, ...] = ()
+        self._damage = damage
         self._saved_epoch = live.epoch
         """Number of completed epochs at the newest save."""
         self._has_torn = False
         self._hook = register_optimizer_step_pre_hook(lambda *_: self.barrier())
-
-    def report(self, findings: Iterable[Finding]) -> None:
-        """Record these findings with the next commit."""
-        self._untracked += tuple(findings)
 
     def close(self) -> None:
         """Remove the hook that this object has registered with torch."""
@@ -160,6 +159,7 @@ class Saving:
 
     def _submit(self, staged: Staged, *, stall_seconds: float) -> None:
         progress, untracked = self._progress, self._untracked
+        untracked += self._damage.take() if self._damage is not None else ()
         self._untracked = ()
         self._saved_epoch = self._live.epoch
         self.schedule.submitted(progress.step)

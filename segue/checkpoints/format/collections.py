@@ -41,10 +41,22 @@ _NUMBERS = "biufc"
 """Kind codes of the NumPy types that are numbers."""
 
 
+def loaded_type(module: str, name: str) -> Any:
+    """Return a type of a module for `isinstance`; () if the module is not loaded.
+
+    The result is also () if an import in another thread has not defined the type yet. No value can have it then.
+    """
+    return getattr(sys.modules.get(module), name, ())
+
+
 def is_frame(value: Any) -> bool:
     """Whether the value is a DataFrame or a Series of pandas."""
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series))
+    return isinstance(value, (loaded_type("pandas", "DataFrame"), loaded_type("pandas", "Series")))
+
+
+def is_table(value: Any) -> bool:
+    """Whether the value is a DataFrame, a Series or an Index of pandas."""
+    return is_frame(value) or isinstance(value, loaded_type("pandas", "Index"))
 
 
 def is_key(value: Any) -> bool:

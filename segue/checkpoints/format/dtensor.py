@@ -5,13 +5,13 @@ The module imports DTensor only if a recipe uses it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
+from segue.checkpoints.format.collections import loaded_type
 from segue.checkpoints.format.layout import TensorSlice
 from segue.errors import UnsupportedStateError
 
@@ -22,14 +22,13 @@ if TYPE_CHECKING:
 def is_sharded(tensor: Any) -> TypeGuard[DTensor]:
     """Whether a tensor is a DTensor that is sharded over ranks."""
     # If DTensor was never imported, no such tensor exists; the import would take half a second.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return isinstance(tensor, loaded_type("torch.distributed.tensor", "DTensor"))
 
 
 def sharded_types() -> frozenset[type]:
     """Return the type of sharded tensors. The result is empty if DTensor was never imported."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return frozenset() if module is None else frozenset({module.DTensor})
+    found = loaded_type("torch.distributed.tensor", "DTensor")
+    return frozenset({found} if found else ())
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from segue.checkpoints.format.collections import Fields
+from segue.checkpoints.format.collections import Fields, is_table
 from segue.checkpoints.format.dtensor import local_tensor
 from segue.continuity.iterators import position_of
-from segue.continuity.untracked.marks import ARRAYS, UNREADABLE, Mark, is_table, mark_of
+from segue.continuity.untracked.marks import ARRAYS, UNREADABLE, Mark, mark_of
 from segue.continuity.untracked.place import Leaf
 from segue.data.streams import STREAMS, state_of_stream
 

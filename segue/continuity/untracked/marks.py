@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import xxhash
 
-from segue.checkpoints.format.collections import is_frame
+from segue.checkpoints.format.collections import is_table
 from segue.checkpoints.format.constants import CONSTANTS
 from segue.checkpoints.format.dtensor import local_tensor
 from segue.checkpoints.format.snapshot import raw_bytes
@@ -154,12 +154,6 @@ def _feed_array(value: np.ndarray[Any, Any], hasher: Any, depth: int) -> None:
     if flat.size > _WHOLE:
         flat = flat[:: flat.size // _SAMPLED | 1]
     hasher.update(np.ascontiguousarray(flat).view(np.uint8))
-
-
-def is_table(value: Any) -> bool:
-    """Whether the value is a DataFrame, a Series or an Index of pandas."""
-    pandas = sys.modules.get("pandas")
-    return is_frame(value) or (pandas is not None and isinstance(value, pandas.Index))
 
 
 def _feed_frame(value: Any, hasher: Any, depth: int) -> None:

@@ -24,10 +24,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from segue.checkpoints.format.collections import is_table
 from segue.continuity.code_hash import codes_of, is_users, is_users_module
 from segue.continuity.iterators import is_iterator
 from segue.continuity.object_walk import PLAIN
-from segue.continuity.untracked.marks import ARRAYS, is_table
+from segue.continuity.untracked.marks import ARRAYS
 from segue.continuity.untracked.parts import (
     attribute,
     attributes_put_on,
