@@ -40,7 +40,7 @@ def pools(
             picture.write_bytes(drawn)
     if as_json:
         show_json({"store": store, "pools": facts, "correlations": pairs, "machines": machines})
-    elif not facts:
+    elif not facts and not machines:
         console.print(f"No run of {store} has been seen on a pool yet.", markup=False)
     else:
         console.print(rows_table([pool_row(each, now=now) for each in facts]))

@@ -262,6 +262,11 @@ def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> Segmen
     report = history.report_of(plan.segment, plan.attempt)
     if report is not None:
         return report
+    unfit = history.unfit_machine_of(plan.segment, plan.attempt)
+    if unfit is not None:
+        return declare_lost(
+            runlog, plan, why=unfit.in_words, reason=StopReason.START_FAILED, got_capacity=False, was_refused=True
+        )
     # The launcher may not have seen that the trainer ran.
     had_machine = history.attempt_of(plan.segment, plan.attempt) is not None or end.had_machine
     if not had_machine and end.was_refused:

@@ -227,7 +227,7 @@ class UnfitMachineError(MachineError):
         super().__init__(
             f"{machine} failed the check before the claim: {'; '.join(problems)}. Nothing was changed. The run "
             "asks for a machine again.",
-            fix="repair that machine, or remove it from the pool; `segue pools` lists the bad machines.",
+            fix="repair that machine, or remove it from the pool; `segue status` lists the bad machines of a run.",
         )
 
 

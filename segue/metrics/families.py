@@ -44,8 +44,8 @@ class MeasuredRun:
 
     @cached_property
     def preemptions(self) -> list[Preemption]:
-        """The preemptions that a decision follows. The stop reason of a later one may still be corrected."""
-        decided = {(e.plan.segment, e.plan.attempt) for e in self.history.decisions[:-1] if e.plan is not None}
+        """The preemptions that a claim follows. The stop reason of a later one may still be corrected."""
+        decided = {(each.claim.segment, each.claim.attempt) for each in self.history.attempts[:-1]}
         found = preemptions(self.spec, self.history, beat=self.view.beat)
         return [one for one in found if (one.segment, one.attempt) in decided]
 
@@ -133,7 +133,7 @@ def _verdicts(run: MeasuredRun) -> Values:
 
 
 def _heartbeat_age_seconds(run: MeasuredRun) -> float | None:
-    beat = run.view.beat
+    beat = run.view.beat if not run.summary.is_over else None
     return max((run.view.now - beat.beat_at).total_seconds(), 0.0) if beat is not None else None
 
 
@@ -240,8 +240,8 @@ FAMILIES = (
     ),
     Family(
         "segue.refreshed_timestamp",
-        "Time at which the parent computed the metrics of the run, as a Unix time",
-        lambda run: run.view.now.timestamp(),
+        "Time at which the parent computed the metrics of a run that is not over, as a Unix time",
+        lambda run: None if run.summary.is_over else run.view.now.timestamp(),
         "s",
     ),
 )

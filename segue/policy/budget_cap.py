@@ -174,7 +174,7 @@ def time_left_seconds(spec: RunSpec, history: History, *, now: datetime) -> floa
 def reason_out_of_time(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> str | None:
     """Return the reason why `budget.max_hours` ends the run now. Return None if there is time for one more attempt."""
     needed, left = _needed_seconds(spec, history, here), time_left_seconds(spec, history, now=now)
-    if left > needed:
+    if left > needed + here.answer_seconds:
         return None
     passed = duration((spec.budget.max_hours or 0.0) * HOUR - left)
     limit = f"budget.max_hours = {spec.budget.max_hours:g}"
@@ -220,16 +220,18 @@ def without_deadline(spec: RunSpec, here: Situation) -> tuple[RunSpec, Situation
     return free, replace(here, remaining_seconds=None, probe_seconds=None)
 
 
-def bound_seconds(spec: RunSpec, purse: Purse | None, *, price: float, start_cost: float = 0.0) -> float | None:
-    """Return the seconds that an attempt at this price per hour may run.
+def bound_seconds(
+    spec: RunSpec, purse: Purse | None, *, price: float, start_cost: float, history: History, now: datetime
+) -> float | None:
+    """Return the seconds that an attempt at this price per hour may run, even if its parent dies.
 
     None means that the budget does not limit the attempt.
     """
-    if purse is None or not spec.budget.is_cap:
-        return None
-    seconds = purse.affordable_seconds(price, start_cost=start_cost)
+    seconds = time_left_seconds(spec, history, now=now)
+    if purse is not None and spec.budget.is_cap:
+        seconds = min(seconds, purse.affordable_seconds(price, start_cost=start_cost))
     # An attempt commits before its bound; its report and the end of its process come after that.
-    return seconds - min(_END_SECONDS, _END_SHARE * seconds)
+    return seconds - min(_END_SECONDS, _END_SHARE * seconds) if seconds < math.inf else None
 
 
 def affordable_pools(

@@ -99,7 +99,8 @@ def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | N
     listed = priced_pools(spec, history)
     asked_of = [chosen.deployment(spec), *(each.deployment for each in chosen.requests)]
     price = max(listed.price(chosen.capacity, deployment) for deployment in asked_of)
-    most = budget_cap.bound_seconds(spec, purse, price=price, start_cost=_read_cost(spec, history, chosen))
+    start_cost = _read_cost(spec, history, chosen)
+    most = budget_cap.bound_seconds(spec, purse, price=price, start_cost=start_cost, history=history, now=now)
     plan, reasons = _planned(spec, history, here, chosen, most, now=now)
     # If the deadline was given up, the reason already names the money.
     money = budget_cap.warning_of(spec, purse) if purse is not None and spec is asked else ""
@@ -191,7 +192,8 @@ def _planned(
         stop_at_epoch=end.epoch,
         start_within_seconds=None if wait is None else wait + delay,
         skips=skips,
-        avoided_nodes=avoided_nodes(spec, history, now=now),
+        # A request that never gives up must not wait for ever for another node.
+        avoided_nodes=() if wait is None else avoided_nodes(spec, history, now=now),
         standby=back.standby if back else None,
         delay_seconds=delay,
         pools=() if wait is None or is_last_resort else chosen.pool.requests_within(wait - here.changeover_seconds),

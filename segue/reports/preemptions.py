@@ -5,6 +5,7 @@ The module is pure. Each preemption is an attempt whose machine was taken back o
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -80,7 +81,8 @@ def preemptions(spec: RunSpec, history: History, *, beat: Heartbeat | None = Non
     taken = [r for r in history.last_reports() if r.stop_reason.is_preemption and r.got_capacity]
     rate = usual_step_seconds(history, live_of(beat, history))
     costs = [lost_cost(spec, history, report, step_seconds=rate) for report in taken]
-    return [_preemption(history, report, beat, cost) for report, cost in zip(taken, costs, strict=True)]
+    firsts = sorted(at for each in history.attempts if (at := _first_step_at(each, history, beat)) is not None)
+    return [_preemption(history, report, firsts, cost) for report, cost in zip(taken, costs, strict=True)]
 
 
 def notice_counts(taken: Sequence[Preemption]) -> str | None:
@@ -97,7 +99,7 @@ def notice_counts(taken: Sequence[Preemption]) -> str | None:
     return "; ".join(texts) or None
 
 
-def _preemption(history: History, report: SegmentReport, beat: Heartbeat | None, cost: float) -> Preemption:
+def _preemption(history: History, report: SegmentReport, firsts: Sequence[datetime], cost: float) -> Preemption:
     plan, notice = history.plan_of(report.segment, report.attempt), report.notice
     ended_at = _end_of(report, history)
     grace = notice.grace_seconds if notice is not None else None
@@ -114,7 +116,7 @@ def _preemption(history: History, report: SegmentReport, beat: Heartbeat | None,
         last_save=_last_save(report) if notice is not None else None,
         lost_steps=report.lost_steps,
         lost_cost=cost,
-        training_after_seconds=_training_after_seconds(history, ended_at, beat),
+        training_after_seconds=_training_after_seconds(ended_at, firsts),
     )
 
 
@@ -131,12 +133,12 @@ def _last_save(report: SegmentReport) -> LastSave:
     return "missed" if report.lost_steps else "made"
 
 
-def _training_after_seconds(history: History, ended_at: datetime | None, beat: Heartbeat | None) -> float | None:
+def _training_after_seconds(ended_at: datetime | None, firsts: Sequence[datetime]) -> float | None:
+    """Return the seconds until the next of the first steps of all attempts, which are sorted."""
     if ended_at is None:
         return None
-    later = (_first_step_at(attempt, history, beat) for attempt in history.attempts)
-    moments = [moment for moment in later if moment is not None and moment > ended_at]
-    return (min(moments) - ended_at).total_seconds() if moments else None
+    at = bisect_right(firsts, ended_at)
+    return (firsts[at] - ended_at).total_seconds() if at < len(firsts) else None
 
 
 def _first_step_at(attempt: Attempt, history: History, beat: Heartbeat | None) -> datetime | None:
@@ -151,4 +153,7 @@ def _first_step_at(attempt: Attempt, history: History, beat: Heartbeat | None) -
         return None
     parent = history.parent_of(attempt.claim.segment, attempt.claim.attempt)
     steps = beat.step - (parent.step if parent is not None else 0)
-    return beat.beat_at - timedelta(seconds=steps * beat.step_seconds) if steps > 0 else None
+    try:
+        return beat.beat_at - timedelta(seconds=steps * beat.step_seconds) if steps > 0 else None
+    except OverflowError:
+        return None  # A damaged heartbeat.

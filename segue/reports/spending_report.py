@@ -85,7 +85,9 @@ class CostRow:
 
 def goodput_of_parts(parts: Iterable[Part]) -> float | None:
     """The goodput of all these parts together. The value is None if only attempts that train now were paid."""
-    return total(Goodput({part.cause: part.charge.seconds}) for part in parts if part.cause != LIVE).share
+    ended = [part for part in parts if part.cause != LIVE]
+    is_known = any(part.charge.report is not None for part in ended)
+    return total(Goodput({part.cause: part.charge.seconds}) for part in ended).share if is_known else None
 
 
 def by_run(runs: Iterable[RunCharges]) -> list[CostRow]:

@@ -250,6 +250,11 @@ class History:
         """Whether the run was claimed by any attempt that trains."""
         return any(not self.is_import(a.claim.segment, a.claim.attempt) for a in self.attempts)
 
+    def unfit_machine_of(self, segment: int, attempt: int) -> MachineEntry | None:
+        """Return the last failed check of a machine for this attempt."""
+        found = (it for it in reversed(self.unfit_machines) if (it.segment, it.attempt) == (segment, attempt))
+        return next(found, None)
+
     def attempt_of(self, segment: int, attempt: int) -> Attempt | None:
         """Return the attempt with its newest claim. Return None if the attempt never claimed the run."""
         return self._attempts_by_number.get((segment, attempt))

@@ -144,7 +144,7 @@ def _newest_of(
     found: dict[Hashable, _Seen] = {}
     for each in seen:
         known = found.get(key(each))
-        if known is None or known.seconds < each.seconds:
+        if known is None or known.seconds <= each.seconds:
             found[key(each)] = each
     by_pool: defaultdict[str, list[_Seen]] = defaultdict(list)
     for each in sorted(found.values(), key=at):

@@ -7,6 +7,7 @@ from typing import Self
 from segue.checkpoints.saving.committer import Writer
 from segue.clock import Clock
 from segue.notices.board import NoticeBoard
+from segue.policy.machines.bad_machines import cluster_of
 from segue.policy.machines.machine_evidence import usual_step_seconds
 from segue.policy.save_interval import NOTICE_SHARE
 from segue.runlog.history import History
@@ -40,9 +41,11 @@ class Pace:
         A slow machine may be left if its cluster can avoid it, and if the attempt before did not leave its machine.
         """
         plan, before = context.plan, [each for each in history.fresh_reports if each.attempt_id is not None]
-        usual = usual_step_seconds(history, history.attempt_of(plan.segment, plan.attempt))
+        own = history.attempt_of(plan.segment, plan.attempt)
+        usual = usual_step_seconds(history, own)
         has_left = bool(before) and before[-1].leaves_machine
-        may_leave = machine_here(context.device).kind != "host" and not has_left
+        is_alone = own is not None and len(own.claim.machines) == 1
+        may_leave = is_alone and machine_here(context.device).kind == cluster_of(context.spec) and not has_left
         return cls(context.clock, usual_seconds=usual, may_leave=may_leave)
 
     @property

@@ -120,6 +120,9 @@ def test_a_finished_run_keeps_how_late_it_was_and_has_no_slack():
     view = view_of(book)
     assert metrics(view)["segue_run_state"] == {("finished", ""): 1}
     assert (metric(view, "segue_late_seconds"), metric(view, "segue_slack_seconds")) == (30, None)
+    # The alert about missing signs of life must not fire after the end.
+    assert metric(view, "segue_refreshed_timestamp_seconds") is None
+    assert metric(view, "segue_heartbeat_age_seconds") is None
 
 
 def test_a_run_that_a_person_stopped_is_not_late():
@@ -134,7 +137,10 @@ def test_a_preemption_counts_once_its_stop_reason_is_final():
     book = Logbook(make_spec())
     book.attempt(StopReason.LOST)
     assert metrics(view_of(book))["segue_preemptions_total"] == {("segment/spot",): 0}
-    book.plan()
+    plan = book.plan()
+    # Until the next claim, the report of the attempt itself may still replace this one.
+    assert metrics(view_of(book))["segue_preemptions_total"] == {("segment/spot",): 0}
+    book.claim(plan)
     assert metrics(view_of(book))["segue_preemptions_total"] == {("segment/spot",): 1}
 
 

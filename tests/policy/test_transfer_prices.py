@@ -155,7 +155,8 @@ def test_a_cap_pays_for_the_data_of_the_start_first():
     assert book.ask().plan.max_seconds is not None
     here = situation(book.spec, book.history, now=book.now)
     purse = purse_of(book.spec, book.history, here, now=book.now)
-    bounds = [bound_seconds(book.spec, purse, price=1.0, start_cost=cost) for cost in (0.0, 0.1)]
+    facts = {"history": book.history, "now": book.now}
+    bounds = [bound_seconds(book.spec, purse, price=1.0, start_cost=cost, **facts) for cost in (0.0, 0.1)]
     assert bounds == pytest.approx([0.6 * 3600 - 5, 0.5 * 3600 - 5])
     refused = reason_to_end(free.spec, free.history, here, purse, price=1.0, start_cost=0.59)
     assert refused.startswith("the budget is used up")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
-from segue.policy.spending import LIVE, Charge, month_named
+from segue.policy.spending import LIVE, STANDBYS, Charge, month_named
 from segue.records import Capacity
 from segue.reports.spending_report import RunCharges, by_month, by_run, by_slot, slot_of, totals
 
@@ -99,3 +100,9 @@ def test_currencies_are_never_added():
     assert totals(by_run(runs)) == {"EUR": 1, "USD": 2}
     assert [(row.currency, row.cost) for row in by_month(runs, UTC)] == [("EUR", 1), ("USD", 2)]
     assert [(row.currency, row.cost) for row in by_slot(runs)] == [("EUR", 1), ("USD", 2)]
+
+
+def test_before_the_first_attempt_has_ended_there_is_no_goodput_even_with_a_standby():
+    standby = replace(charge("2026-11-02", 1), use=STANDBYS)
+    (row,) = by_run([run("a", charge("2026-11-02", 1), standby)])
+    assert row.goodput is None

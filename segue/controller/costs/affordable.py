@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from segue.clock import Clock
 from segue.controller.costs.other_spending import with_spending_to_start
 from segue.controller.costs.prices import with_prices_to_start
 from segue.errors import BudgetError
+from segue.policy.budget_cap import time_left_seconds
 from segue.policy.decide import decide
 from segue.runlog.history import History
 from segue.runlog.log import RunLog
@@ -31,4 +34,6 @@ def refuse_cost(runlog: RunLog | None, spec: RunSpec, history: History, *, clock
     first = decide(spec, history, now=clock.now())
     if first.action == "budget":
         fix = 'raise the budget, make the run cheaper, or set budget.on_exceeded = "warn".'
+        if time_left_seconds(spec, history, now=clock.now()) < math.inf and not spec.budget.is_cap:
+            fix = "set a higher budget.max_hours."
         raise BudgetError(run_id=spec.run_id, why=first.reason, fix=fix)

@@ -7,6 +7,7 @@ import logging
 from segue.clock import Clock
 from segue.controller.waiting.capacity_wait import Show
 from segue.policy import refusals
+from segue.policy.budget_cap import time_left_seconds
 from segue.records import SegmentPlan
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
@@ -38,6 +39,8 @@ def back_off(runlog: RunLog, plan: SegmentPlan, *, clock: Clock, show: Show = la
         log.info("waiting before the next attempt segment=%d delay_seconds=%.0f", plan.segment, plan.delay_seconds)
         refused = refusals.in_words(history)
         show(f"the next attempt, {duration(plan.delay_seconds)} after the last one: {refused}" if refused else None)
+    if history.spec is not None:
+        ends_at = min(ends_at, clock.monotonic() + time_left_seconds(history.spec, history, now=clock.now()))
     while (left := ends_at - clock.monotonic()) > 0 and not _is_stopped(runlog):
         clock.sleep(min(left, _POLL_SECONDS))
     show(None)

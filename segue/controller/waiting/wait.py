@@ -35,6 +35,8 @@ from segue.stores.base import StoreReadError, StoreWriteError
 log = logging.getLogger(__name__)
 
 _OUT_OF_TIME = "the time of the run is used up (budget.max_hours)"
+_CHANGEOVERS_OF_A_MOVE = 3
+"""A run whose time ends within this number of changeovers is not handed over, because a boot takes most of it."""
 _STORE_RETRY_SECONDS = 0.5
 _ENOUGH_STEPS = 5
 _ENOUGH_SECONDS = 30.0
@@ -244,9 +246,12 @@ class _AttemptWait:
         is_named = history.handover_of(self._plan.segment, self._plan.attempt) is not None
         if beat is None or (beat.phase != "training" and not is_named):
             return False  # The attempt does not train yet, or is about to end by itself.
-        if not is_named and not may_hand_over(self._spec, history, self._plan):
+        here = self._situation_with(beat, history)
+        left = budget_cap.time_left_seconds(self._spec, history, now=self._clock.now())
+        is_soon_over = left <= here.answer_seconds + _CHANGEOVERS_OF_A_MOVE * here.changeover_seconds
+        if not is_named and (is_soon_over or not may_hand_over(self._spec, history, self._plan)):
             return False
-        return standbys.look(history, self._situation_with(beat, history))
+        return standbys.look(history, here)
 
     def _ended_without_report(self, history: History) -> SegmentReport:
         reason = StopReason.CANCELLED if self._starts.was_cancelled() else StopReason.LOST

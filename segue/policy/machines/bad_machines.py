@@ -25,6 +25,7 @@ _MOST_OF_DEATHS = 0.5
 _WEIGHT_OF_SLOWNESS = 0.6
 _MOST_AVOIDED = 8
 """Largest number of machines that an attempt avoids, the worst first."""
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,19 @@ def avoided_nodes(spec: RunSpec, history: History, *, now: datetime) -> tuple[st
     plan = history.plan_of(last.segment, last.attempt) if last is not None else None
     if last is not None and last.stop_reason is StopReason.NO_CAPACITY and plan is not None and plan.avoided_nodes:
         return ()
-    kind: MachineKind = "slurm" if spec.slurm is not None else "ray" if spec.ray is not None else "kubernetes"
     bad = of_run(history, log_id="", now=now)
-    return tuple(each.machine.name for each in bad if each.machine.kind == kind)[:_MOST_AVOIDED]
+    return tuple(each.machine.name for each in bad if each.machine.kind == cluster_of(spec))[:_MOST_AVOIDED]
+
+
+def cluster_of(spec: RunSpec) -> MachineKind:
+    """Return the kind of the nodes that the attempts of a run can avoid."""
+    return "slurm" if spec.slurm is not None else "ray" if spec.ray is not None else "kubernetes"
 
 
 def warning_of(bad: Sequence[BadMachine]) -> str:
-    """Return one sentence that names the bad machines; empty if there are none."""
-    return f"bad machines: {'; '.join(each.in_words for each in bad)}" if bad else ""
+    """Return one sentence that names the worst machines; empty if there are none."""
+    more = f"; and {len(bad) - _MOST_NAMED} more" if len(bad) > _MOST_NAMED else ""
+    return f"bad machines: {'; '.join(each.in_words for each in bad[:_MOST_NAMED])}{more}" if bad else ""
 
 
 def _judged(seen: Sequence[SeenMachine], *, now: datetime) -> BadMachine | None:
@@ -84,7 +90,10 @@ def _judged(seen: Sequence[SeenMachine], *, now: datetime) -> BadMachine | None:
     for each in seen:
         age = (now - each.begun_at - timedelta(seconds=each.seconds)) / HALF_LIFE
         share = 0.5 ** max(age, 0.0) / each.machines
-        shares[each.end] += _WEIGHTS.get(each.end, 0.0) * share
+        if each.end == "check_failed":  # Each rank writes one, and each attempt on a machine without a substitute.
+            shares[each.end] = max(shares[each.end], _WEIGHTS[each.end] * share)
+        else:
+            shares[each.end] += _WEIGHTS.get(each.end, 0.0) * share
         is_slower = each.end != "slow" and (each.slowness or 0.0) >= SLOW_RATIO
         shares["slow"] += _WEIGHT_OF_SLOWNESS * share if is_slower else 0.0
     shares["died"] = min(shares["died"], _MOST_OF_DEATHS)

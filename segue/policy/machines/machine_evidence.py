@@ -51,7 +51,7 @@ def _seen_of(attempt: Attempt, history: History, log_id: str, usual: Mapping[Har
         seconds = max(seconds, (at - claim.written_at).total_seconds())
     elif report.stop_reason is StopReason.HUNG and history.committed_step > report.to_step:
         end, why = "hung", f"it hung after step {report.to_step}, and a later attempt did not"
-    elif report.slowness is not None and (slowness is None or slowness >= SLOW_RATIO):
+    elif report.slowness is not None and (report.leaves_machine or slowness is None or slowness >= SLOW_RATIO):
         end, why = "slow", f"its steps took {report.slowness:.2f} times as long as usual"
     elif report.stop_reason is StopReason.LOST:
         end, why = "died", report.note or ""
@@ -67,14 +67,18 @@ def _wrong_numbers(attempt: Attempt, history: History) -> tuple[str, datetime] |
     if attempt.verdict is not None and attempt.verdict.kind is VerdictKind.BROKEN:
         at = next(at for at, entry in enumerate(history.resumes) if entry.attempt_id == name)
         parent = history.resumes[at].parent
-        later = (entry for entry in history.resumes[at + 1 :] if entry.parent == parent)
-        proof = next((entry for entry in later if entry.verdict.kind in _PROVEN), None)
+        later = (it for it in history.resumes[at + 1 :] if it.parent == parent and it.verdict.kind in _PROVEN)
+        proof = next(later, None)
+        if proof is not None and _has_ended_between(history, attempt.claim.written_at, proof.written_at):
+            return None
         why = f"its resume from step {parent.step} was broken, and a later resume from there was not"
         return (why, proof.written_at) if proof is not None else None
     anomaly = attempt.report.anomaly if attempt.report is not None else None
     if anomaly is None or anomaly.kind != "non_finite":
         return None
     for each in (each for each in history.attempts if each.claim.epoch > attempt.claim.epoch):
+        if _has_ended_between(history, attempt.claim.written_at, each.claim.written_at):
+            return None
         plan, batch = history.plan_of(each.claim.segment, each.claim.attempt), anomaly.batch
         is_skipped = plan is None or any(skip.overlaps(batch.samples_seen, batch.sample_count) for skip in plan.skips)
         if not is_skipped and any(ref.step >= anomaly.step for ref in each.commits):
@@ -82,6 +86,12 @@ def _wrong_numbers(attempt: Attempt, history: History) -> tuple[str, datetime] |
                 each.claim.written_at
             )
     return None
+
+
+def _has_ended_between(history: History, begin: datetime, end: datetime) -> bool:
+    """Whether the run ended between two times. A person who started it again may have changed the recipe."""
+    decided = (entry for entry in history.decisions if begin < entry.written_at <= end)
+    return any(entry.plan is None and entry.action != "import" for entry in decided)
 
 
 def usual_step_seconds(history: History, attempt: Attempt | None) -> float | None:

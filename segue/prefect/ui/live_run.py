@@ -127,9 +127,9 @@ class LiveRun:
         """Try to refresh the view. Return True if Prefect accepted all updates."""
         try:
             view = self._read()
-            METRICS.show(view)
             self._announce(client, view)
             if is_due:
+                METRICS.show(view)
                 self._publish(client, view)
         except Exception as error:
             # Catch any exception, because this thread must continue, and must update the page when Prefect answers

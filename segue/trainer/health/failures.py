@@ -79,7 +79,7 @@ def stop_reason(error: BaseException, *, kills_before: MemoryKills) -> StopReaso
         return StopReason.HUNG
     if _is_out_of_memory(error):
         return StopReason.OUT_OF_MEMORY
-    if any(map(_is_of_device, _chain(error))):
+    if any(map(is_of_device, _chain(error))):
         return StopReason.LOST
     # The kernel may have killed a worker of the data loader. The worker is in the control group of this process.
     is_worker = is_dead_worker(text_of(error))
@@ -88,7 +88,7 @@ def stop_reason(error: BaseException, *, kills_before: MemoryKills) -> StopReaso
     return StopReason.FAILED
 
 
-def _is_of_device(error: BaseException) -> bool:
+def is_of_device(error: BaseException) -> bool:
     """Whether the device has failed, and not the code. If so, the same step can succeed on another machine."""
     name = error.type_name if isinstance(error, RankFailedError) else type(error).__name__
     code = attribute(error, "error_code")

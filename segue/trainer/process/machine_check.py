@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     import torch
 
 LIMIT_SECONDS = 3.0
-"""Longest time of the check, in seconds. A part without an answer in this time does not count against the machine."""
+"""Longest time of the parts that need no torch, in seconds. A part without an answer does not count against the
+machine."""
 _DISK_BYTES, _LEAST_MEMORY_BYTES = 1 << 20, 256 << 20
-_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _SIDE = 256
 _PRODUCT = "d7b9b809a503367dff0add8906e574600da0b787da6488ae62f44db931aaa9c8"
 """SHA-256 of the product. The factors are small whole numbers, so every device and library computes it exactly."""
@@ -93,11 +93,14 @@ def begin() -> None:
 
 
 def finish(device: torch.device, machine: Machine) -> MachineCheck:
-    """Return the result of the check. The call blocks until three seconds after the beginning at most."""
+    """Return the result of the check.
+
+    The call waits for disk and driver until three seconds after the beginning at most, and for the product.
+    """
     begin()
     parts = _begun.pop()
     asked_at = parts.clock.monotonic()
-    found = {"memory": _memory(device), "product": _product(device)}
+    found = {"memory": _unless_it_fails(_memory, device), "product": _unless_it_fails(_product, device)}
     parts.join(max(parts.end_at - parts.clock.monotonic(), 0.0))
     judged = [_judged(*parts.accelerators[serial]) for serial in machine.devices if serial in parts.accelerators]
     found |= {"disk": parts.disk, "device": judged[0] if judged else parts.driver}
@@ -139,9 +142,9 @@ def machine_here(device: torch.device) -> Machine:
 
 
 def _disk() -> _Part:
-    folder = Path(os.environ.get("TMPDIR") or tempfile.gettempdir())
-    written = os.urandom(_DISK_BYTES)
+    written, folder = os.urandom(_DISK_BYTES), "the temporary folder"
     try:
+        folder = tempfile.gettempdir()
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(written)
             file.flush()
@@ -151,7 +154,8 @@ def _disk() -> _Part:
             file.seek(0)
             is_equal = file.read() == written
     except OSError as error:
-        return _Part(f"1 MiB cannot be written to {folder} ({error.strerror})", error.errno in _DISK_FAULTS)
+        # A full or read-only folder is no fault of the machine, and a run may not need it.
+        return _Part(f"1 MiB cannot be written to {folder} ({error.strerror})", error.errno == errno.EIO)
     if not is_equal:
         return _Part(f"1 MiB was read back from {folder} with other bytes than were written", is_problem=True)
     return _Part(f"1 MiB was written to {folder} and read back")
@@ -161,6 +165,16 @@ def _judged(errors: str, width: str, most: str) -> _Part:
     """Judge the driver's numbers of one accelerator. A number that the accelerator does not support is a text."""
     result = f"{errors} uncorrected ECC errors since the driver was loaded, {width} of {most} PCIe lanes; {_NO_XID}"
     return _Part(result, is_problem=errors.isdigit() and int(errors) > 0)
+
+
+def _unless_it_fails(part: Callable[[torch.device], _Part], device: torch.device) -> _Part:
+    """Return the result of a part. An error of the accelerator is a problem; any other error is only recorded."""
+    try:
+        return part(device)
+    except RuntimeError as error:  # The type of torch for all errors of accelerators.
+        from segue.trainer.health.failures import is_of_device
+
+        return _Part(f"{type(error).__name__}: {error}", is_of_device(error))
 
 
 def _memory(device: torch.device) -> _Part:

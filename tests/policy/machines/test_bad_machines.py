@@ -80,3 +80,24 @@ def test_an_attempt_avoids_at_most_eight_nodes():
     for number in range(20):
         unfit(book, f"n{number}")
     assert len(book.ask().plan.avoided_nodes) == 8
+
+
+def test_failed_checks_do_not_add_up_so_that_eight_ranks_make_a_machine_bad_for_a_day():
+    (bad,) = bad_machines([seen("check_failed") for _ in range(8)], now=NOW)
+    assert bad.until == NOW + timedelta(days=1)
+
+
+def test_a_request_that_never_gives_up_avoids_no_node():
+    book = Logbook(make_spec(slurm=SLURM, policy={"name": "on_demand_only"}))
+    unfit(book, "n7")
+    plan = book.ask().plan
+    assert (plan.start_within_seconds, plan.avoided_nodes) == (None, ())
+
+
+def test_a_reason_names_three_bad_machines_and_the_number_of_the_others():
+    book = Logbook(make_spec())
+    for number in range(5):
+        unfit(book, f"box{number}", kind="host")
+    reason = book.ask().reason
+    assert reason.count("disk: full") == 3
+    assert reason.endswith("; and 2 more")

@@ -8,7 +8,7 @@ import pytest
 
 from segue.policy.machines.machine_evidence import seen_machines
 from segue.records import Anomaly, Machine, MachineCheck, Skip, StopReason, VerdictKind
-from segue.runlog.entries import MachineEntry
+from segue.runlog.entries import MachineEntry, OpenEntry
 from tests.support.histories import Logbook, make_spec
 
 BAD, GOOD = Machine(kind="slurm", name="bad", devices=("GPU-1",)), Machine(kind="slurm", name="good")
@@ -83,3 +83,36 @@ def test_the_time_of_a_step_is_compared_with_the_median_of_attempts_on_like_hard
         book.attempt(StopReason.NOTICE, machines=(machine,), train_seconds=seconds, train_steps=100)
     seen = seen_machines(book.history, log_id="a")
     assert [each.slowness for each in seen] == [None, 1.0, 1.0, 1.3]
+
+
+def fails_at_25(book: Logbook, machine: Machine) -> None:
+    plan = book.plan()
+    anomaly = Anomaly(step=25, batch=BATCH, **NOT_FINITE)
+    book.report(plan, StopReason.FAILED, attempt_id=book.claim(plan, machines=(machine,)), anomaly=anomaly)
+
+
+def passes_25(book: Logbook, machine: Machine) -> None:
+    plan = book.plan()
+    name = book.claim(plan, machines=(machine,))
+    book.commit(name, 30)
+    book.report(plan, StopReason.NOTICE, attempt_id=name)
+
+
+def test_a_run_that_ended_and_was_started_again_blames_no_machine_because_a_person_may_have_changed_it():
+    book = committed()
+    for machine in (BAD, GOOD):
+        fails_at_25(book, machine)
+        book.seconds += 5
+    assert book.decide().action == "failed"
+    book.write(OpenEntry, spec=book.spec)
+    book.seconds += 5
+    passes_25(book, Machine(kind="slurm", name="third"))
+    assert (ends(book), ends(book, GOOD)) == (["ended"], ["ended", "ended"])
+
+
+def test_a_machine_that_became_slow_at_its_end_counts_as_slow_although_its_median_is_usual():
+    book = committed()
+    for machine, more in ((GOOD, {}), (GOOD, {}), (BAD, {"slowness": 1.5, "leaves_machine": True})):
+        facts = {"train_seconds": 10.0, "train_steps": 100} | more
+        book.attempt(StopReason.BOUND, machines=(machine,), **facts)
+    assert ends(book) == ["slow"]

@@ -13,7 +13,7 @@ import torch
 
 from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.launch.assignment import Assignment
-from segue.records import Machine, StopReason
+from segue.records import Capacity, Machine, StopReason
 from segue.runlog.history import read_history
 from segue.trainer.process.machine_check import LIMIT_SECONDS, begin, finish, machine_here
 from tests.support.forked_trainers import next_plan
@@ -39,8 +39,11 @@ def trained(runlog, spec, *command: str, **variables: str):
 
 def assert_unfit(runlog, report, problem: str, **machine: str):
     history = read_history(runlog.reload())
-    assert (report.stop_reason, report.attempt_id, history.attempts) == (StopReason.LOST, None, ()), report.note
-    (entry,) = history.unfit_machines
+    # The attempt is neither a preemption nor a death: its machine did not start it.
+    assert (report.stop_reason, report.attempt_id, history.attempts) == (StopReason.START_FAILED, None, ()), report.note
+    assert (report.was_refused, report.got_capacity) == (True, False)
+    assert "failed the check before the claim" in report.note
+    entry = history.unfit_machines[-1]
     assert problem in entry.machine_check.problems[0]
     assert entry.machine == Machine(**{"kind": "host", "name": socket.gethostname()} | machine)
     return entry
@@ -60,21 +63,23 @@ def full_disk(tmp_path):
 
 
 @pytest.mark.matrix
-def test_a_machine_with_a_full_disk_is_refused_before_the_claim_and_named_in_the_log(full_disk, make_spec, open_log):
+def test_a_full_disk_is_recorded_and_no_reason_to_refuse_a_machine(full_disk, make_spec, open_log):
     spec = make_spec(steps=20, device="cpu")
     runlog = open_log(spec)
     report = trained(runlog, spec, "-m", "segue.trainer.main", TMPDIR=str(full_disk), SLURMD_NODENAME="n7")
-    assert_unfit(runlog, report, "disk: 1 MiB cannot be written", kind="slurm", name="n7")
-    assert "failed the check before the claim" in report.note
-    decision = next_plan(runlog, spec)
-    assert decision.attempt == 2
+    assert report.stop_reason is StopReason.FINISHED
+    claim = read_history(runlog.reload()).attempts[0].claim
+    assert claim.machine_check.results["disk"] == f"1 MiB cannot be written to {full_disk} (No space left on device)"
+    assert claim.machines == (Machine(kind="slurm", name="n7"),)
 
 
 @pytest.mark.matrix
 def test_a_machine_that_multiplies_wrongly_is_refused_and_a_sound_one_trains_and_shows_its_check(make_spec, open_log):
     spec = make_spec(steps=20, device="cpu")
     runlog = open_log(spec)
-    report = trained(runlog, spec, "-c", WRONG_PRODUCT)
+    for _ in range(7):  # More than `max_lost_in_place`, which ends a run.
+        report = trained(runlog, spec, "-c", WRONG_PRODUCT)
+    assert next_plan(runlog, spec).capacity is Capacity.SPOT
     assert_unfit(runlog, report, "product: a product of two matrices on cpu has a wrong number")
     assert trained(runlog, spec, "-m", "segue.trainer.main").stop_reason is StopReason.FINISHED
     claim = read_history(runlog.reload()).attempts[0].claim
@@ -116,3 +121,21 @@ def test_a_driver_that_does_not_answer_delays_the_claim_by_three_seconds_at_most
     assert found.problems == ()
     assert "no answer" in found.results["device"]
     assert found.results["disk"].endswith("read back")
+
+
+def test_an_error_of_the_accelerator_in_the_check_is_a_problem_of_the_machine(monkeypatch):
+    def mm(*_: torch.Tensor) -> torch.Tensor:
+        raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+
+    monkeypatch.setattr(torch, "mm", mm)
+    found = finish(CPU, Machine(kind="host", name="h"))
+    assert found.problems == ("product: AcceleratorError: CUDA error: uncorrectable ECC error encountered",)
+
+
+def test_an_error_of_torch_that_is_not_of_the_device_is_recorded_only(monkeypatch):
+    def mm(*_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("not implemented here")
+
+    monkeypatch.setattr(torch, "mm", mm)
+    found = finish(CPU, Machine(kind="host", name="h"))
+    assert (found.problems, found.results["product"]) == ((), "RuntimeError: not implemented here")
