@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from segue.cli import checkpoints, curve
+from segue.cli.audit import audit
 from segue.cli.costs import costs
 from segue.cli.doctor import doctor
 from segue.cli.drill import drill
@@ -57,6 +58,7 @@ for command in (
     status,
     costs,
     pools,
+    audit,
     stop,
     track,
     recover,

@@ -100,6 +100,7 @@ from segue.errors.training import (
 )
 from segue.errors.usage import (
     COMMAND_LINE,
+    AuditImpossibleError,
     BudgetError,
     CodeChangedError,
     DeadlinePassedError,
@@ -129,6 +130,7 @@ from segue.errors.usage import (
 __all__ = [
     "COMMAND_LINE",
     "AcceleratorGoneError",
+    "AuditImpossibleError",
     "BadKeyError",
     "BadSignatureError",
     "BrokenChainError",

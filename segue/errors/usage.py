@@ -224,6 +224,14 @@ class NoResumeError(UsageError):
         super().__init__(f"{whose} has no resume with a verdict, so there is no resume point to show.", fix=fix)
 
 
+class AuditImpossibleError(UsageError):
+    """Steps of a run cannot be replayed on this machine, or cannot be compared with the log."""
+
+    def __init__(self, *, run_id: str, why: str, fix: str) -> None:
+        self.run_id, self.why = run_id, why
+        super().__init__(f"run {run_id} cannot be audited: {why}.", fix=fix)
+
+
 class TraceError(UsageError):
     """A trace of spot availability cannot be read, or is too short for the request."""
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from segue.continuity.differences import are_equal
 from segue.continuity.noise import FIX, NONE, UNIT, Noise, in_words, may_be_rare, needs_more, noise_of
 from segue.continuity.recipe_diff import differing_paths
 from segue.launch.assignment import Assignment
-from segue.records import CheckpointRef, Record, WitnessRow
+from segue.records import CheckpointRef, Environment, Finding, Record, WitnessRow
 from segue.runlog.history import Checkpoint
 from segue.trainer.process.context import AttemptContext
 from segue.trainer.replays.replay_process import why_no_room
@@ -37,6 +37,7 @@ REHEARSAL_VARIABLE = "SEGUE_REHEARSAL"
 """Environment variable that is set in replay processes, so that recipes can avoid writing files or sending reports."""
 Rows = tuple[WitnessRow, ...]
 _LOOK_SECONDS = 0.05
+_STANDARD_ERROR = 2
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,22 @@ class FreshAnswer:
     is_refused: bool = False
     """Whether the process failed because only deterministic kernels were allowed, but an operation has no deterministic
     kernel."""
+    environment: Environment | None = None
+    """The environment of the process; None if no step was made."""
+    recipe_changes: tuple[Finding, ...] = ()
+    """Changes of the setup or of untracked values since the checkpoint."""
+    digests: dict[int, dict[str, str]] = field(default_factory=dict)
+    """Digest of each component after each watched step."""
+
+    @property
+    def made_in(self) -> Environment:
+        """The environment of a process that has made steps."""
+        assert self.environment is not None
+        return self.environment
+
+    def is_same(self, other: FreshAnswer) -> bool:
+        """Whether both processes computed the same bits."""
+        return are_equal(self.rows, other.rows) and self.digests == other.digests
 
 
 ANSWER = TypeAdapter(FreshAnswer)
@@ -64,6 +81,11 @@ class ReplayRequest(Record):
     steps: int = Field(ge=0)
     only_deterministic: bool = Field(False, description="Allow only deterministic kernels.")
     copy_folder: str | None = Field(None, description="Store with a copy of the checkpoint; read first.")
+    watched: tuple[int, ...] | None = Field(
+        None,
+        description="Steps after which the digests of the state are compared, as in an audit; the work between the "
+        "steps is then made too. None: only the rows are compared.",
+    )
 
 
 class Replays(NamedTuple):
@@ -96,16 +118,20 @@ class FreshProcesses:
         made: list[Rows] = []
         unit = UNIT
         while needs_more(made, attempt=own, is_attempt_fresh=is_own_fresh):
-            answer = self._asked(self.request)
+            answer = self.answer()
             if answer is None:
                 return Replays(tuple(made), False, unit)
             made.append(answer.rows)
             unit = max(unit, answer.unit)
         return Replays(tuple(made), True, unit)
 
+    def answer(self) -> FreshAnswer | None:
+        """Return the whole answer of one more process; None if there is no answer."""
+        return self._asked(self.request)
+
     def setup(self) -> dict[str, Any]:
         """Return the recipe's setup from a fresh process; empty if there is no answer."""
-        answer = self._asked(self.request)
+        answer = self.answer()
         return json.loads(answer.setup_json) if answer is not None else {}
 
     def has_other_kernels(self, usual: Sequence[WitnessRow]) -> bool:
@@ -163,7 +189,8 @@ def start(command: list[str], text: str) -> subprocess.Popen[bytes]:
     with tempfile.TemporaryFile() as file:
         file.write(text.encode())
         file.seek(0)
-        return subprocess.Popen(command, stdin=file, env=os.environ | {REHEARSAL_VARIABLE: "1"})
+        # The recipe may print. The standard output of a command belongs to its own result.
+        return subprocess.Popen(command, stdin=file, stdout=_STANDARD_ERROR, env=os.environ | {REHEARSAL_VARIABLE: "1"})
 
 
 def measured_noise(

@@ -43,8 +43,23 @@ def main() -> int:
     if request.only_deterministic:
         allow_deterministic_alone()
     try:
-        made = replay(request.assignment, runlog, checkpoint, steps=request.steps, copy=copy, with_formats=True)
-        answer = FreshAnswer(made.rows, json.dumps(made.setup_trees), unit=made.unit)
+        made = replay(
+            request.assignment,
+            runlog,
+            checkpoint,
+            steps=request.steps,
+            copy=copy,
+            with_formats=True,
+            watched=request.watched,
+        )
+        answer = FreshAnswer(
+            made.rows,
+            json.dumps(made.setup_trees),
+            unit=made.unit,
+            environment=made.environment,
+            recipe_changes=made.recipe_changes,
+            digests=made.digests,
+        )
     except SegueError as error:
         log.warning("replay could not be done reason=%s", error)
         return error.exit_code

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +16,25 @@ from segue.checkpoints.loading.live_digest import digest
 from segue.checkpoints.loading.read import read_stored
 from segue.checkpoints.loading.snapshot import snapshot_of
 from segue.continuity.noise import UNIT
-from segue.continuity.recipe_diff import COMPARED, UNTRACKED, SetupChanges, differing_paths, setup_changes
+from segue.continuity.recipe_diff import (
+    COMPARED,
+    NOT_STATE,
+    UNTRACKED,
+    SetupChanges,
+    differing_paths,
+    setup_changes,
+)
 from segue.continuity.verdict import digest_findings
 from segue.launch.assignment import Assignment
-from segue.records import Finding, WitnessRow
-from segue.runlog.history import Checkpoint
+from segue.records import Environment, Finding, WitnessRow
+from segue.runlog.history import Checkpoint, read_history
 from segue.runlog.log import RunLog
 from segue.stores.base import Store
 from segue.trainer.process.environment import environment_of, prepare_device
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.replays.replay_process import cap_device_memory
 from segue.trainer.workloads.live_recipe import LiveRecipe
-from segue.trainer.workloads.state import capture
+from segue.trainer.workloads.state import PROGRESS, capture
 
 _TF32_UNIT = 2.0**-10
 _MOST_UNIT = 2.0**-7
@@ -84,6 +91,12 @@ class Replay:
     """Rows of the replayed steps; empty if the state was not restored."""
     unit: float
     """Largest relative change that one rounding makes to a value, in the coarsest number format of a step."""
+    environment: Environment
+    recipe_changes: tuple[Finding, ...]
+    """Changes of the setup or of untracked values since the checkpoint, without values known to depend on the
+    process."""
+    digests: dict[int, dict[str, str]]
+    """Digest of each component after each watched step."""
 
 
 def replay(
@@ -94,11 +107,13 @@ def replay(
     steps: int,
     copy: Store | None = None,
     with_formats: bool = False,
+    watched: Collection[int] | None = None,
 ) -> Replay:
     """Restore a checkpoint into a newly built recipe, and make `steps` steps. If `copy` is given, the checkpoint is
     first searched in this store.
 
-    If `with_formats` is True, one more step is made, to find the number formats of the recipe.
+    If `with_formats` is True, one more step is made, to find the number formats of the recipe. If `watched` is given,
+    the work between the steps is also made, and state marks and digests are computed after the watched steps.
 
     Raises:
         CheckpointError, StoreReadError: the checkpoint cannot be read.
@@ -111,11 +126,17 @@ def replay(
     snapshot = snapshot_of(stored)
     recipe = LiveRecipe(spec, device=device, ranks=Ranks(), skips=assignment.plan.skips).restore(snapshot)
     # This call comes after the build, because a recipe may set the number of threads.
-    changes = checkpoint.manifest.environment.differs_from(environment_of(device, is_deterministic=spec.deterministic))
+    environment = environment_of(device, is_deterministic=spec.deterministic)
+    changes = checkpoint.manifest.environment.differs_from(environment)
     groups = recipe.groups()
     live = take(capture(recipe.components), copy=False, to_host=False)
     restored = digest(live)
-    found = setup_changes(snapshot.skeletons, live.skeletons, environment_changes=changes)
+    found = setup_changes(
+        snapshot.skeletons,
+        live.skeletons,
+        environment_changes=changes,
+        process_values=read_history(runlog).process_values,
+    )
     # The code and config are the same as in the trainer. A difference in the setup comes from this process, so it only
     # explains rows that differ.
     assert recipe.outside is not None  # There is one rank.
@@ -124,15 +145,23 @@ def replay(
     own = differing_paths(snapshot.skeletons, live.skeletons)
     left_out = recipe.left_out()
     rows: list[WitnessRow] = []
+    digests: dict[int, dict[str, str]] = {}
     unit = UNIT
     if not digest_findings(stored.digests, restored):
         for number in range(1, steps + 1):
             group = next(groups)
             row, _ = recipe.step(group, recipe.prelude(group))
-            if number == steps:
+            is_watched = watched is not None and row.step in watched
+            if number == steps or is_watched:
                 row = row._replace(state=recipe.state_marks())
             rows.append(row.as_witness())
             recipe.advance(group.start, group.samples)
+            if watched is not None:
+                recipe.finish_step(evaluating=nullcontext)
+            if is_watched:
+                digests[row.step] = _state_digests(recipe)
+        if digests and recipe.has_metric:
+            recipe.evaluate()  # Finds out which components the metric changes; the replay evaluates at no commit.
         if with_formats and steps and recipe.progress.step < spec.steps:
             # The formats are found in a separate step, because rows that are compared must be made in the same way as
             # in training.
@@ -141,4 +170,27 @@ def replay(
                 recipe.step(group, recipe.prelude(group))
             unit = formats.unit
     trees = {name: live.skeletons[name] for name in COMPARED if name in live.skeletons}
-    return Replay(stored.digests, restored, setup, trees, untracked, own, changes, left_out, tuple(rows), unit)
+    return Replay(
+        committed=stored.digests,
+        restored=restored,
+        setup=setup,
+        setup_trees=trees,
+        untracked=untracked,
+        process_values=own,
+        environment_changes=changes,
+        left_out=left_out,
+        rows=tuple(rows),
+        unit=unit,
+        environment=environment,
+        recipe_changes=(*found.findings, *found.accepted, *untracked),
+        digests={
+            step: {name: each for name, each in parts.items() if name not in recipe.changed_between_steps}
+            for step, parts in digests.items()
+        },
+    )
+
+
+def _state_digests(recipe: LiveRecipe) -> dict[str, str]:
+    """Return the digests of the components that a commit of the same steps has. The position is not compared."""
+    components = {n: c for n, c in recipe.components.items() if n not in NOT_STATE and n != PROGRESS}
+    return dict(digest(take(capture(components), copy=False, to_host=False)).components)

@@ -38,6 +38,7 @@ from segue.trainer.workloads.placement import place, to_device
 from segue.trainer.workloads.recipe_record import setup_components
 from segue.trainer.workloads.schedulers import MetricSchedulers, check_schedulers, shared_metric
 from segue.trainer.workloads.state import (
+    BUFFERS,
     EARLY_STOP,
     RNG_PREFIX,
     Stopper,
@@ -198,6 +199,11 @@ class LiveRecipe:
             yield
         after = self.state_marks()
         self._changed_between_steps |= {name for name, mark in after.items() if before.get(name) != mark}
+
+    @property
+    def changed_between_steps(self) -> frozenset[str]:
+        """Names of the components that `evaluate` or `on_epoch` has changed."""
+        return frozenset(name.removesuffix(BUFFERS) for name in self._changed_between_steps)
 
     def structure_changes(self) -> tuple[str, ...]:
         return self._structure.changes()

@@ -1,0 +1,274 @@
+"""The audit of committed steps: new processes on this machine replay the steps from a checkpoint, and the results are
+compared with the run's log.
+
+An audit finds a machine that has computed a wrong number, for example because of a flipped bit. It only reads the run:
+it claims nothing and appends nothing to the log. It may therefore run on any machine, while the run trains or after it.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal, NamedTuple
+
+from pydantic import Field
+
+from segue.clock import SystemClock
+from segue.continuity.differences import pairs_of
+from segue.continuity.noise import NONE, REPLAYS, Noise, known_noise, noise_of, tolerances
+from segue.continuity.verdict import row_findings
+from segue.curves.repeated_steps import TOLERATED_STEPS
+from segue.errors import AuditImpossibleError, MissingShardError
+from segue.launch.assignment import Assignment
+from segue.records import SegmentPlan, WitnessRow
+from segue.records.documents import Value
+from segue.runlog.history import Checkpoint, History
+from segue.runlog.log import RunLog
+from segue.spec import StoreSpec
+from segue.trainer.audited_steps import Interval, interval_of
+from segue.trainer.rehearsal_main import copied
+from segue.trainer.replays.fresh import FreshAnswer, FreshProcesses, ReplayRequest
+
+Result = Literal["exact", "equivalent", "differs", "not reproducible"]
+
+
+class AuditReport(Value):
+    """The result of an audit."""
+
+    run: str
+    result: Result = Field(
+        description="exact: equal bit for bit; equivalent: equal within the noise, or within the tolerances of another "
+        "environment; differs: the replays agree with each other, but not with the log; not reproducible: the replays "
+        "differ from the log and from each other."
+    )
+    sentence: str = Field(description="The result in words, with the fix.")
+    from_step: int = Field(description="Step of the checkpoint from which the steps were replayed.")
+    to_step: int = Field(description="Last replayed step.")
+    step: int | None = Field(description="First step that differs from the log; None: no step differs.")
+    channel: str | None = Field(description="Value that differs at this step, e.g. loss, digest; None: none differs.")
+    equal_step: int = Field(description="Step of the newest stored checkpoint before the difference with equal state.")
+    trained_on: tuple[str, ...] = Field(description="Hosts that trained the steps, in the order of the steps.")
+    audited_on: str = Field(description="Host that replayed the steps.")
+    differs_on: str | None = Field(description="Host that trained the step that differs; None: no host is known.")
+    steps_compared: int = Field(description="Number of steps with a recorded value.")
+    commits_compared: int = Field(description="Number of commits whose state was compared bit for bit.")
+    replays: int = Field(description="Number of processes that replayed the steps.")
+    noise: dict[str, float] = Field(description="Largest relative difference between replays, by channel.")
+    environment_changes: tuple[str, ...] = Field(description="Parts of the environment that differ from the run's.")
+
+    @property
+    def passed(self) -> bool:
+        return self.result in ("exact", "equivalent")
+
+
+class _Difference(NamedTuple):
+    step: int
+    channel: str
+    what: str
+
+
+def audit_steps(
+    runlog: RunLog, history: History, *, store: StoreSpec, start: Checkpoint | None = None, steps: int | None = None
+) -> AuditReport:
+    """Replay steps after the checkpoint `start` in new processes, and compare them with the run's log.
+
+    `interval_of` describes the default values. Nothing is written to the run.
+
+    Raises:
+        AuditImpossibleError: the steps cannot be replayed or compared. The error names the reason and the fix.
+        NoCheckpointError: the run has no checkpoint.
+        StoreReadError, StoreWriteError: the store could not be read, or the checkpoint could not be copied.
+    """
+    interval = interval_of(runlog, history, start=start, steps=steps)
+    manifest = interval.start.manifest
+    assignment = _assignment(runlog, history, interval, store)
+    try:
+        # The run may prune the checkpoint during the replays.
+        with copied(runlog.store, run_id=runlog.run_id, manifest=manifest) as copy:
+            request = ReplayRequest(
+                assignment=assignment,
+                checkpoint=interval.start.ref,
+                steps=interval.to_step - manifest.step,
+                copy_folder=str(copy.root),
+                watched=interval.watched,
+            )
+            processes = FreshProcesses(request, lambda: True, SystemClock())
+            return _Audit(runlog.run_id, history, interval, processes).report()
+    except MissingShardError:
+        raise AuditImpossibleError(
+            run_id=runlog.run_id,
+            why=f"the checkpoint of step {manifest.step} was pruned in the meantime",
+            fix="run the same command without --from.",
+        ) from None
+
+
+def _assignment(runlog: RunLog, history: History, interval: Interval, store: StoreSpec) -> Assignment:
+    """Return the assignment of the attempt that trained the last step, with the store as this machine reaches it.
+
+    Raises:
+        AuditImpossibleError: no process can replay the steps of this run.
+    """
+    spec = history.spec
+    ranks = max(c.manifest.environment.world_size for c in (interval.start, *interval.commits))
+    why = "" if ranks == 1 else f"{ranks} ranks trained the steps, and an audit replays only steps of one rank"
+    if spec is None or spec.recipe is None:
+        why = "the run trains a program, and a replay would repeat everything that the program does"
+    if spec is None or why:
+        fix = "use `segue drill` on the machine in question, which trains the same workload twice."
+        raise AuditImpossibleError(run_id=runlog.run_id, why=why, fix=fix)
+    claim = interval.attempts[interval.to_step].claim
+    plan = history.plan_of(claim.segment, claim.attempt)
+    own = SegmentPlan(
+        segment=claim.segment,
+        attempt=claim.attempt,
+        capacity=claim.capacity,
+        deployment="audit",
+        skips=plan.skips if plan is not None else (),
+    )
+    return Assignment(spec=spec.model_copy(update={"store": store}), plan=own)
+
+
+@dataclass(frozen=True)
+class _Audit:
+    run_id: str
+    history: History
+    interval: Interval
+    processes: FreshProcesses
+
+    def report(self) -> AuditReport:
+        """Replay once. If the replay differs from the log, replay until two replays are equal, at most four times."""
+        answers = [self._answer()]
+        changes = self._environment_changes(answers[0])
+        found = self._difference(answers[0], NONE, changes)
+        if found is None:
+            return self._reported(answers, NONE, changes, None)
+        self._refuse_other_cause(answers[0], changes, found)
+        while len(answers) < REPLAYS and not any(one.is_same(other) for one, other in combinations(answers, 2)):
+            answers.append(self._answer())
+        noise = self._noise(answers)
+        return self._reported(answers, noise, (), self._difference(answers[0], noise, ()))
+
+    def _answer(self) -> FreshAnswer:
+        answer = self.processes.answer()
+        if answer is not None and answer.rows:
+            return answer
+        why = "did not end" if answer is None else "restored the checkpoint, but its state differs from the commit"
+        raise AuditImpossibleError(
+            run_id=self.run_id,
+            why=f"the replay on {platform.node()} {why}",
+            fix="start the command in the folder of the run's recipe, with the packages of the run; if this does not "
+            "help, correct the error in the lines above, or the state that `segue drill` names.",
+        )
+
+    def _environment_changes(self, answer: FreshAnswer) -> tuple[str, ...]:
+        made = [c.manifest.environment for c in self.interval.commits or (self.interval.start,)]
+        return tuple(dict.fromkeys(name for each in made for name in each.differs_from(answer.made_in)))
+
+    def _difference(self, answer: FreshAnswer, noise: Noise, changes: tuple[str, ...]) -> _Difference | None:
+        """Return the first difference from the log that neither noise nor the environment explains."""
+        replayed = answer.rows[:TOLERATED_STEPS] if changes else answer.rows
+        pairs = pairs_of(self.interval.recorded(replayed), replayed)
+        allowed = tolerances(noise.floats, [row for row, _ in pairs])
+        skip = ("streams", "state") if changes else ()
+        findings = row_findings(pairs, exact=not changes, skip=skip, allowed=allowed)
+        found = [
+            _Difference(before.step, finding.channel, _shown(finding.channel, before, after))
+            for finding in findings
+            for before, after in pairs
+            if before.step == finding.step
+        ]
+        if not changes and not noise.floats:
+            parts = ((commit.manifest.step, self._other_parts(commit, answer)) for commit in self.interval.commits)
+            found += [_Difference(step, "digest", f"digest of {', '.join(names)}") for step, names in parts if names]
+        return min(found, key=lambda each: each.step, default=None)
+
+    def _other_parts(self, commit: Checkpoint, answer: FreshAnswer) -> list[str]:
+        committed = commit.manifest.components
+        replayed = answer.digests[commit.manifest.step]
+        return [name for name in committed if replayed.get(name, committed[name]) != committed[name]]
+
+    def _refuse_other_cause(self, answer: FreshAnswer, changes: tuple[str, ...], found: _Difference) -> None:
+        """Raise an error if the difference may have another cause than a wrong machine."""
+        packages = self.interval.start.manifest.environment.other_packages(answer.made_in)
+        causes = (
+            [f"another {name}" for name in changes] or list(packages) or [f.sentence for f in answer.recipe_changes]
+        )
+        if causes:
+            raise AuditImpossibleError(
+                run_id=self.run_id,
+                why=f"step {found.step} differs in its {found.what}, but the replay has {'; '.join(causes)}",
+                fix="replay with the recipe, config, packages and type of machine that trained the steps.",
+            )
+
+    def _noise(self, answers: list[FreshAnswer]) -> Noise:
+        """Return the noise of the recipe. If replays agree, and kernels are deterministic, there is no noise."""
+        first, *others = (answer.rows for answer in answers)
+        known = known_noise(self.history, answers[0].made_in)
+        are_alike = answers[0].is_same(answers[-1])
+        is_noisy = bool(known.floats) or (are_alike and self.processes.has_other_kernels(first))
+        if are_alike and not is_noisy:
+            return NONE
+        unit, log = max(answer.unit for answer in answers), self.interval.recorded(first)
+        return known | noise_of(log, first, others, is_attempt_fresh=True, is_noisy=is_noisy, unit=unit)
+
+    def _reported(
+        self, answers: list[FreshAnswer], noise: Noise, changes: tuple[str, ...], found: _Difference | None
+    ) -> AuditReport:
+        interval, begin = self.interval, self.interval.start.manifest.step
+        stored = (c for c in interval.commits if c in self.history.usable and not self._other_parts(c, answers[0]))
+        equal = [c.manifest.step for c in stored if found is None or c.manifest.step < found.step]
+        hosts = tuple(dict.fromkeys(attempt.claim.host for attempt in interval.attempts.values()))
+        are_alike = all(answer.is_same(answers[0]) for answer in answers)
+        is_exact = not noise.floats and not changes
+        result: Result = "exact" if is_exact else "equivalent"
+        if found is not None:
+            result = "differs" if are_alike else "not reproducible"
+        report = AuditReport(
+            run=self.run_id,
+            result=result,
+            sentence="",
+            from_step=begin,
+            to_step=interval.to_step,
+            step=found.step if found is not None else None,
+            channel=found.channel if found is not None else None,
+            equal_step=max(equal, default=begin),
+            trained_on=hosts,
+            audited_on=platform.node(),
+            differs_on=interval.attempts[found.step].claim.host if found is not None and are_alike else None,
+            steps_compared=len(interval.recorded(answers[0].rows[: TOLERATED_STEPS if changes else None])),
+            commits_compared=len(interval.commits) if is_exact else 0,
+            replays=len(answers),
+            noise=dict(noise.floats),
+            environment_changes=changes,
+        )
+        return report.model_copy(update={"sentence": _in_words(report, found)})
+
+
+def _in_words(report: AuditReport, found: _Difference | None) -> str:
+    counts = f"{report.steps_compared} steps and the state of {report.commits_compared} commits compared"
+    where = f"steps {report.from_step + 1} to {report.to_step}, trained on {', '.join(report.trained_on)}"
+    said = f"{report.result}: {where}, replayed on {report.audited_on}; {counts}"
+    if found is None:
+        changed = f"; within the tolerances for another {', '.join(report.environment_changes)}"
+        noisy = "; within the noise of kernels that are not deterministic"
+        return f"{said}{changed if report.environment_changes else noisy if report.noise else ''}"
+    said = f"{said}; first difference at step {found.step}: {found.what}"
+    if report.differs_on is None:
+        return (
+            f"{said}. The replays also differ from each other: {report.audited_on} or the recipe is not deterministic. "
+            "Fix: replay fewer steps with --steps 8, so that noise stays small; if the replays still differ, set "
+            f"deterministic = true in the run spec, or test {report.audited_on}."
+        )
+    return (
+        f"{said}. The replays agree with each other, so {report.differs_on} has computed a wrong value at this step, or "
+        f"before it and after step {report.equal_step}. Fix: test {report.differs_on} before it trains again, and train "
+        f"a new run from the last equal checkpoint: segue run --run-id NEW --from {report.run}@{report.equal_step}."
+    )
+
+
+def _shown(channel: str, before: WitnessRow, after: WitnessRow) -> str:
+    one, other = getattr(before, channel), getattr(after, channel)
+    if isinstance(one, dict):
+        return f"{channel} of {', '.join(name for name in one if one[name] != other.get(name))}"
+    return f"{channel} ({one} in the log, {other} in the replay)"
