@@ -261,9 +261,10 @@ def _in_words(report: AuditReport, found: _Difference | None) -> str:
             f"deterministic = true in the run spec, or test {report.audited_on}."
         )
     return (
-        f"{said}. The replays agree with each other, so {report.differs_on} has computed a wrong value at this step, or "
-        f"before it and after step {report.equal_step}. Fix: test {report.differs_on} before it trains again, and train "
-        f"a new run from the last equal checkpoint: segue run --run-id NEW --from {report.run}@{report.equal_step}."
+        f"{said}. The replays agree with each other, so {report.differs_on} has computed a wrong value at this step, "
+        f"or before it and after step {report.equal_step}. Fix: test {report.differs_on} before it trains again, and "
+        "train a new run from the last equal checkpoint: "
+        f"segue run --run-id NEW --from {report.run}@{report.equal_step}."
     )
 
 
