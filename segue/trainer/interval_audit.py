@@ -23,7 +23,7 @@ from segue.errors import AuditImpossibleError, MissingShardError
 from segue.launch.assignment import Assignment
 from segue.records import SegmentPlan, WitnessRow
 from segue.records.documents import Value
-from segue.runlog.history import Checkpoint, History
+from segue.runlog.history import Attempt, Checkpoint, History
 from segue.runlog.log import RunLog
 from segue.spec import StoreSpec
 from segue.trainer.audited_steps import Interval, interval_of
@@ -48,9 +48,9 @@ class AuditReport(Value):
     step: int | None = Field(description="First step that differs from the log; None: no step differs.")
     channel: str | None = Field(description="Value that differs at this step, e.g. loss, digest; None: none differs.")
     equal_step: int = Field(description="Step of the newest stored checkpoint before the difference with equal state.")
-    trained_on: tuple[str, ...] = Field(description="Hosts that trained the steps, in the order of the steps.")
+    trained_on: tuple[str, ...] = Field(description="Machines that trained the steps, in order.")
     audited_on: str = Field(description="Host that replayed the steps.")
-    differs_on: str | None = Field(description="Host that trained the step that differs; None: no host is known.")
+    differs_on: str | None = Field(description="Machine that trained the step that differs; None: not known.")
     steps_compared: int = Field(description="Number of steps with a recorded value.")
     commits_compared: int = Field(description="Number of commits whose state was compared bit for bit.")
     replays: int = Field(description="Number of processes that replayed the steps.")
@@ -218,7 +218,7 @@ class _Audit:
         interval, begin = self.interval, self.interval.start.manifest.step
         stored = (c for c in interval.commits if c in self.history.usable and not self._other_parts(c, answers[0]))
         equal = [c.manifest.step for c in stored if found is None or c.manifest.step < found.step]
-        hosts = tuple(dict.fromkeys(attempt.claim.host for attempt in interval.attempts.values()))
+        machines = tuple(dict.fromkeys(map(_machine_of, interval.attempts.values())))
         are_alike = all(answer.is_same(answers[0]) for answer in answers)
         is_exact = not noise.floats and not changes
         result: Result = "exact" if is_exact else "equivalent"
@@ -233,9 +233,9 @@ class _Audit:
             step=found.step if found is not None else None,
             channel=found.channel if found is not None else None,
             equal_step=max(equal, default=begin),
-            trained_on=hosts,
+            trained_on=machines,
             audited_on=platform.node(),
-            differs_on=interval.attempts[found.step].claim.host if found is not None and are_alike else None,
+            differs_on=_machine_of(interval.attempts[found.step]) if found is not None and are_alike else None,
             steps_compared=len(interval.recorded(answers[0].rows[: TOLERATED_STEPS if changes else None])),
             commits_compared=len(interval.commits) if is_exact else 0,
             replays=len(answers),
@@ -266,6 +266,11 @@ def _in_words(report: AuditReport, found: _Difference | None) -> str:
         "train a new run from the last equal checkpoint: "
         f"segue run --run-id NEW --from {report.run}@{report.equal_step}."
     )
+
+
+def _machine_of(attempt: Attempt) -> str:
+    # Older claims have only the host name.
+    return ", ".join(machine.in_words for machine in attempt.claim.machines) or attempt.claim.host
 
 
 def _shown(channel: str, before: WitnessRow, after: WitnessRow) -> str:

@@ -43,7 +43,7 @@ def trained(fork_server, make_spec, open_log):
 def on_hosts(history, hosts):
     """The history as if each attempt had run on another host."""
     attempts = [
-        replace(attempt, claim=attempt.claim.model_copy(update={"host": host}))
+        replace(attempt, claim=attempt.claim.model_copy(update={"host": host, "machines": ()}))
         for attempt, host in zip(history.attempts, hosts, strict=True)
     ]
     return replace(history, attempts=tuple(attempts))
