@@ -31,9 +31,11 @@ def audit(
     Exit code 0: the steps are equal, bit for bit or within the noise. 1: a step differs. 2: no audit is possible.
     """
     log, history = read_run(run, store=store, endpoint_url=endpoint_url)
-    start = None
-    if from_step is not None:
-        start = choose_checkpoint(history, run_id=run, step=from_step, take_quarantined=False)
+    start = (
+        choose_checkpoint(history, run_id=run, step=from_step, take_quarantined=False)
+        if from_step is not None
+        else None
+    )
     with progress("replaying steps"):
         from segue.trainer.interval_audit import audit_steps  # This imports torch.
 

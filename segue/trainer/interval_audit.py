@@ -18,11 +18,9 @@ from segue.clock import SystemClock
 from segue.continuity.differences import pairs_of
 from segue.continuity.noise import NONE, REPLAYS, Noise, known_noise, noise_of, tolerances
 from segue.continuity.verdict import row_findings
-from segue.curves.repeated_steps import TOLERATED_STEPS
 from segue.errors import AuditImpossibleError, MissingShardError
 from segue.launch.assignment import Assignment
-from segue.records import SegmentPlan, WitnessRow
-from segue.records.documents import Value
+from segue.records import SegmentPlan, Value, WitnessRow
 from segue.runlog.history import Attempt, Checkpoint, History
 from segue.runlog.log import RunLog
 from segue.spec import StoreSpec
@@ -30,17 +28,14 @@ from segue.trainer.audited_steps import Interval, interval_of
 from segue.trainer.rehearsal_main import copied
 from segue.trainer.replays.fresh import FreshAnswer, FreshProcesses, ReplayRequest
 
-Result = Literal["exact", "equivalent", "differs", "not reproducible"]
-
 
 class AuditReport(Value):
     """The result of an audit."""
 
     run: str
-    result: Result = Field(
-        description="exact: equal bit for bit; equivalent: equal within the noise, or within the tolerances of another "
-        "environment; differs: the replays agree with each other, but not with the log; not reproducible: the replays "
-        "differ from the log and from each other."
+    result: Literal["exact", "equivalent", "differs", "not reproducible"] = Field(
+        description="exact: equal bit for bit; equivalent: equal within the noise; differs: the replays agree with "
+        "each other, but not with the log; not reproducible: the replays differ from the log and from each other."
     )
     sentence: str = Field(description="The result in words, with the fix.")
     from_step: int = Field(description="Step of the checkpoint from which the steps were replayed.")
@@ -55,7 +50,6 @@ class AuditReport(Value):
     commits_compared: int = Field(description="Number of commits whose state was compared bit for bit.")
     replays: int = Field(description="Number of processes that replayed the steps.")
     noise: dict[str, float] = Field(description="Largest relative difference between replays, by channel.")
-    environment_changes: tuple[str, ...] = Field(description="Parts of the environment that differ from the run's.")
 
     @property
     def passed(self) -> bool:
@@ -139,15 +133,14 @@ class _Audit:
     def report(self) -> AuditReport:
         """Replay once. If the replay differs from the log, replay until two replays are equal, at most four times."""
         answers = [self._answer()]
-        changes = self._environment_changes(answers[0])
-        found = self._difference(answers[0], NONE, changes)
+        found = self._difference(answers[0], NONE)
         if found is None:
-            return self._reported(answers, NONE, changes, None)
-        self._refuse_other_cause(answers[0], changes, found)
+            return self._reported(answers, NONE, None)
+        self._refuse_other_cause(answers[0], found)
         while len(answers) < REPLAYS and not any(one.is_same(other) for one, other in combinations(answers, 2)):
             answers.append(self._answer())
         noise = self._noise(answers)
-        return self._reported(answers, noise, (), self._difference(answers[0], noise, ()))
+        return self._reported(answers, noise, self._difference(answers[0], noise))
 
     def _answer(self) -> FreshAnswer:
         answer = self.processes.answer()
@@ -161,26 +154,21 @@ class _Audit:
             "help, correct the error in the lines above, or the state that `segue drill` names.",
         )
 
-    def _environment_changes(self, answer: FreshAnswer) -> tuple[str, ...]:
-        made = [c.manifest.environment for c in self.interval.commits or (self.interval.start,)]
-        return tuple(dict.fromkeys(name for each in made for name in each.differs_from(answer.made_in)))
-
-    def _difference(self, answer: FreshAnswer, noise: Noise, changes: tuple[str, ...]) -> _Difference | None:
-        """Return the first difference from the log that neither noise nor the environment explains."""
-        replayed = answer.rows[:TOLERATED_STEPS] if changes else answer.rows
-        pairs = pairs_of(self.interval.recorded(replayed), replayed)
+    def _difference(self, answer: FreshAnswer, noise: Noise) -> _Difference | None:
+        """Return the first difference from the log that noise does not explain."""
+        pairs = pairs_of(self.interval.recorded(answer.rows), answer.rows)
         allowed = tolerances(noise.floats, [row for row, _ in pairs])
-        skip = ("streams", "state") if changes else ()
-        findings = row_findings(pairs, exact=not changes, skip=skip, allowed=allowed)
         found = [
             _Difference(before.step, finding.channel, _shown(finding.channel, before, after))
-            for finding in findings
+            for finding in row_findings(pairs, exact=True, allowed=allowed)
             for before, after in pairs
             if before.step == finding.step
         ]
-        if not changes and not noise.floats:
-            parts = ((commit.manifest.step, self._other_parts(commit, answer)) for commit in self.interval.commits)
-            found += [_Difference(step, "digest", f"digest of {', '.join(names)}") for step, names in parts if names]
+        found += [
+            _Difference(commit.manifest.step, "digest", f"digest of {', '.join(names)}")
+            for commit in self.interval.commits
+            if not noise.floats and (names := self._other_parts(commit, answer))
+        ]
         return min(found, key=lambda each: each.step, default=None)
 
     def _other_parts(self, commit: Checkpoint, answer: FreshAnswer) -> list[str]:
@@ -188,12 +176,12 @@ class _Audit:
         replayed = answer.digests[commit.manifest.step]
         return [name for name in committed if replayed.get(name, committed[name]) != committed[name]]
 
-    def _refuse_other_cause(self, answer: FreshAnswer, changes: tuple[str, ...], found: _Difference) -> None:
+    def _refuse_other_cause(self, answer: FreshAnswer, found: _Difference) -> None:
         """Raise an error if the difference may have another cause than a wrong machine."""
-        packages = self.interval.start.manifest.environment.other_packages(answer.made_in)
-        causes = (
-            [f"another {name}" for name in changes] or list(packages) or [f.sentence for f in answer.recipe_changes]
-        )
+        environments = [c.manifest.environment for c in (self.interval.start, *self.interval.commits)]
+        names = (f"another {name}" for each in environments for name in each.differs_from(answer.made_in))
+        packages = environments[0].other_packages(answer.made_in)
+        causes = [*dict.fromkeys(names), *packages, *(finding.sentence for finding in answer.recipe_changes)]
         if causes:
             raise AuditImpossibleError(
                 run_id=self.run_id,
@@ -212,59 +200,53 @@ class _Audit:
         unit, log = max(answer.unit for answer in answers), self.interval.recorded(first)
         return known | noise_of(log, first, others, is_attempt_fresh=True, is_noisy=is_noisy, unit=unit)
 
-    def _reported(
-        self, answers: list[FreshAnswer], noise: Noise, changes: tuple[str, ...], found: _Difference | None
-    ) -> AuditReport:
+    def _reported(self, answers: list[FreshAnswer], noise: Noise, found: _Difference | None) -> AuditReport:
         interval, begin = self.interval, self.interval.start.manifest.step
-        stored = (c for c in interval.commits if c in self.history.usable and not self._other_parts(c, answers[0]))
+        stored = [c for c in interval.commits if c in self.history.usable and not self._other_parts(c, answers[0])]
         equal = [c.manifest.step for c in stored if found is None or c.manifest.step < found.step]
-        machines = tuple(dict.fromkeys(map(_machine_of, interval.attempts.values())))
-        are_alike = all(answer.is_same(answers[0]) for answer in answers)
-        is_exact = not noise.floats and not changes
-        result: Result = "exact" if is_exact else "equivalent"
-        if found is not None:
-            result = "differs" if are_alike else "not reproducible"
+        is_fault_here = any(not answer.is_same(answers[0]) for answer in answers)
         report = AuditReport(
             run=self.run_id,
-            result=result,
+            result=("equivalent" if noise.floats else "exact")
+            if found is None
+            else ("not reproducible" if is_fault_here else "differs"),
             sentence="",
             from_step=begin,
             to_step=interval.to_step,
             step=found.step if found is not None else None,
             channel=found.channel if found is not None else None,
             equal_step=max(equal, default=begin),
-            trained_on=machines,
+            trained_on=tuple(dict.fromkeys(map(_machine_of, interval.attempts.values()))),
             audited_on=platform.node(),
-            differs_on=_machine_of(interval.attempts[found.step]) if found is not None and are_alike else None,
-            steps_compared=len(interval.recorded(answers[0].rows[: TOLERATED_STEPS if changes else None])),
-            commits_compared=len(interval.commits) if is_exact else 0,
+            differs_on=_machine_of(interval.attempts[found.step]) if found is not None and not is_fault_here else None,
+            steps_compared=len(interval.recorded(answers[0].rows)),
+            commits_compared=len(interval.commits) if not noise.floats else 0,
             replays=len(answers),
             noise=dict(noise.floats),
-            environment_changes=changes,
         )
         return report.model_copy(update={"sentence": _in_words(report, found)})
 
 
 def _in_words(report: AuditReport, found: _Difference | None) -> str:
-    counts = f"{report.steps_compared} steps and the state of {report.commits_compared} commits compared"
-    where = f"steps {report.from_step + 1} to {report.to_step}, trained on {', '.join(report.trained_on)}"
-    said = f"{report.result}: {where}, replayed on {report.audited_on}; {counts}"
+    said = (
+        f"{report.result}: steps {report.from_step + 1} to {report.to_step}, "
+        f"trained on {', '.join(report.trained_on)}, replayed on {report.audited_on}; {report.steps_compared} steps "
+        f"and the state of {report.commits_compared} commits compared"
+    )
     if found is None:
-        changed = f"; within the tolerances for another {', '.join(report.environment_changes)}"
-        noisy = "; within the noise of kernels that are not deterministic"
-        return f"{said}{changed if report.environment_changes else noisy if report.noise else ''}"
-    said = f"{said}; first difference at step {found.step}: {found.what}"
+        return f"{said}{'; within the noise of kernels that are not deterministic' if report.noise else ''}"
     if report.differs_on is None:
         return (
-            f"{said}. The replays also differ from each other: {report.audited_on} or the recipe is not deterministic. "
-            "Fix: replay fewer steps with --steps 8, so that noise stays small; if the replays still differ, set "
-            f"deterministic = true in the run spec, or test {report.audited_on}."
+            f"{said}; first difference at step {found.step}: {found.what}. The replays also differ from each other: "
+            f"{report.audited_on} or the recipe is not deterministic. Fix: replay fewer steps with --steps 8, so that "
+            "noise stays small; if the replays still differ, set deterministic = true in the run spec, or test "
+            f"{report.audited_on}."
         )
     return (
-        f"{said}. The replays agree with each other, so {report.differs_on} has computed a wrong value at this step, "
-        f"or before it and after step {report.equal_step}. Fix: test {report.differs_on} before it trains again, and "
-        "train a new run from the last equal checkpoint: "
-        f"segue run --run-id NEW --from {report.run}@{report.equal_step}."
+        f"{said}; first difference at step {found.step}: {found.what}. The replays agree with each other, so "
+        f"{report.differs_on} has computed a wrong value at this step, or before it and after step "
+        f"{report.equal_step}. Fix: test {report.differs_on} before it trains again, and train a new run from the last "
+        f"equal checkpoint: segue run --run-id NEW --from {report.run}@{report.equal_step}."
     )
 
 

@@ -34,7 +34,7 @@ from segue.trainer.process.environment import environment_of, prepare_device
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.replays.replay_process import cap_device_memory
 from segue.trainer.workloads.live_recipe import LiveRecipe
-from segue.trainer.workloads.state import PROGRESS, capture
+from segue.trainer.workloads.state import BUFFERS, PROGRESS, capture
 
 _TF32_UNIT = 2.0**-10
 _MOST_UNIT = 2.0**-7
@@ -170,6 +170,7 @@ def replay(
                 recipe.step(group, recipe.prelude(group))
             unit = formats.unit
     trees = {name: live.skeletons[name] for name in COMPARED if name in live.skeletons}
+    changed = {name.removesuffix(BUFFERS) for name in recipe.changed_between_steps}
     return Replay(
         committed=stored.digests,
         restored=restored,
@@ -184,8 +185,7 @@ def replay(
         environment=environment,
         recipe_changes=(*found.findings, *found.accepted, *untracked),
         digests={
-            step: {name: each for name, each in parts.items() if name not in recipe.changed_between_steps}
-            for step, parts in digests.items()
+            step: {name: each for name, each in parts.items() if name not in changed} for step, parts in digests.items()
         },
     )
 

@@ -38,7 +38,6 @@ from segue.trainer.workloads.placement import place, to_device
 from segue.trainer.workloads.recipe_record import setup_components
 from segue.trainer.workloads.schedulers import MetricSchedulers, check_schedulers, shared_metric
 from segue.trainer.workloads.state import (
-    BUFFERS,
     EARLY_STOP,
     RNG_PREFIX,
     Stopper,
@@ -106,7 +105,7 @@ class LiveRecipe:
         self._drawn: Iterator[Group] = iter(())
         self._evaluated: tuple[int, float] | None = None
         """The newest evaluated step, and the metric of this step."""
-        self._changed_between_steps: set[str] = set()
+        self.changed_between_steps: set[str] = set()
         """Names of state parts that `evaluate` or `on_epoch` has changed."""
         stopper = self.components.get(EARLY_STOP)
         self._stopper = stopper if isinstance(stopper, Stopper) else None
@@ -180,7 +179,7 @@ class LiveRecipe:
 
     def begin_marks(self) -> Marks:
         parts = marked_parts(self.components)
-        return begin_marks({name: tree for name, tree in parts.items() if name not in self._changed_between_steps})
+        return begin_marks({name: tree for name, tree in parts.items() if name not in self.changed_between_steps})
 
     def state_marks(self) -> dict[str, StateMark]:
         """Compute the marks of the state's parts, and wait for them."""
@@ -198,12 +197,7 @@ class LiveRecipe:
         with unchanged(self.components):
             yield
         after = self.state_marks()
-        self._changed_between_steps |= {name for name, mark in after.items() if before.get(name) != mark}
-
-    @property
-    def changed_between_steps(self) -> frozenset[str]:
-        """Names of the components that `evaluate` or `on_epoch` has changed."""
-        return frozenset(name.removesuffix(BUFFERS) for name in self._changed_between_steps)
+        self.changed_between_steps |= {name for name, mark in after.items() if before.get(name) != mark}
 
     def structure_changes(self) -> tuple[str, ...]:
         return self._structure.changes()

@@ -13,7 +13,7 @@ import pytest
 from segue.runlog.history import read_history
 from tests.trainer.replays.wrong_machine import VARIABLE
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def audit(*arguments, folder=ROOT):
