@@ -168,7 +168,7 @@ MUTANTS = (
         "segue/policy/machines/machine_evidence.py",
         ("tests/policy/machines/test_machine_evidence.py",),
         (
-            ("if entry.verdict.kind in _PROVEN), None)", "if entry.verdict is not None), None)"),
+            ("it.parent == parent and it.verdict.kind in _PROVEN)", "it.parent == parent)"),
             ("and history.committed_step > report.to_step:", "and history.committed_step > 0:"),
             ("        if not is_skipped and any(", "        if any("),
         ),
