@@ -67,6 +67,19 @@ def declare_lost(
     return report
 
 
+def declare_unfit(runlog: RunLog, plan: SegmentPlan, history: History) -> SegmentReport | None:
+    """Write the report of an attempt whose machine failed the check before the claim. Return None if it passed.
+
+    Raises:
+        StoreWriteError, StoreReadError: the report was not written. It is safe to call the function again.
+    """
+    unfit = history.unfit_machine_of(plan.segment, plan.attempt)
+    if unfit is None:
+        return None
+    why = unfit.machine_check.failure_of(unfit.machine)
+    return declare_lost(runlog, plan, why=why, reason=StopReason.START_FAILED, was_refused=True)
+
+
 def declare_as(runlog: RunLog, plan: SegmentPlan, reason: StopReason, *, why: str) -> SegmentReport:
     """Correct the reason of an attempt that was reported as preempted. Return the newest report of the attempt.
 

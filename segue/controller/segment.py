@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol, Self
 
 from segue.clock import Clock
-from segue.controller.attempt_ends import declare_as, declare_lost
+from segue.controller.attempt_ends import declare_as, declare_lost, declare_unfit
 from segue.controller.continuation import NextTrainer, await_plan, keeps_machine
 from segue.controller.standbys.agent import Left, StandbyAgent
 from segue.controller.steps import CANCELLED
@@ -259,14 +259,9 @@ def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> Segmen
         StoreWriteError, StoreReadError: the outcome is not known. It is safe to call the function again.
     """
     history = read_history(runlog)
-    report = history.report_of(plan.segment, plan.attempt)
+    report = history.report_of(plan.segment, plan.attempt) or declare_unfit(runlog, plan, history)
     if report is not None:
         return report
-    unfit = history.unfit_machine_of(plan.segment, plan.attempt)
-    if unfit is not None:
-        return declare_lost(
-            runlog, plan, why=unfit.in_words, reason=StopReason.START_FAILED, got_capacity=False, was_refused=True
-        )
     # The launcher may not have seen that the trainer ran.
     had_machine = history.attempt_of(plan.segment, plan.attempt) is not None or end.had_machine
     if not had_machine and end.was_refused:

@@ -35,6 +35,10 @@ class MachineCheck(Value):
     results: dict[str, str] = Field(description="Result of each part: memory, product, disk, device, store.")
     problems: tuple[str, ...] = Field((), description="Reasons why the machine must not train; empty: it may train.")
 
+    def failure_of(self, machine: Machine) -> str:
+        """The problems of the machine that was checked, in words."""
+        return f"{machine.in_words} failed the check before the claim: {'; '.join(self.problems)}"
+
 
 class SeenMachine(Value):
     """What one attempt showed of one of its machines."""

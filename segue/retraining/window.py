@@ -13,7 +13,8 @@ from segue.data.files import fetch, find, is_remote
 from segue.data.frames import facts_of
 from segue.errors import NoDataError, SpecError
 from segue.retraining.periods import Period, newest_complete, period_at, periods_until
-from segue.retraining.spec import MissingPeriod, RetrainSpec, Window, WindowFile, WindowSpec
+from segue.retraining.spec import MissingPeriod, RetrainSpec, Window, WindowFile
+from segue.retraining.window_spec import WindowSpec
 from segue.spec import DataAccess
 
 if TYPE_CHECKING:

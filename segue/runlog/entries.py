@@ -110,10 +110,6 @@ class MachineEntry(Entry):
     machine: Machine
     machine_check: MachineCheck
 
-    @property
-    def in_words(self) -> str:
-        return f"{self.machine.in_words} failed the check before the claim: {'; '.join(self.machine_check.problems)}"
-
 
 class StartEntry(Entry):
     """One start of an attempt on its pool, with the outcome and the duration of the start."""

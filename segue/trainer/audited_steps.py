@@ -15,7 +15,7 @@ from segue.runlog.log import RunLog
 
 
 @dataclass(frozen=True)
-class Interval:
+class AuditedInterval:
     """Consecutive steps after a checkpoint."""
 
     start: Checkpoint
@@ -44,7 +44,7 @@ class Interval:
         )
 
 
-def interval_of(runlog: RunLog, history: History, *, start: Checkpoint | None, steps: int | None) -> Interval:
+def interval_of(runlog: RunLog, history: History, *, start: Checkpoint | None, steps: int | None) -> AuditedInterval:
     """Return `steps` steps after the checkpoint `start`.
 
     If `start` is None, the steps begin at the last usable checkpoint but one. If `steps` is None, they end at the next
@@ -78,7 +78,7 @@ def interval_of(runlog: RunLog, history: History, *, start: Checkpoint | None, s
     attempts = {step: history.attempt_named(owners.get(step)) for step in range(begin + 1, to_step + 1)}
     rows = (row for c in lineage if c.manifest.step >= begin for row in _rows_after(c, history, owners))
     curve = CommittedRows(runlog).after(begin, history)
-    return Interval(
+    return AuditedInterval(
         start=start,
         to_step=to_step,
         commits=tuple(c for c in lineage if begin < c.manifest.step <= to_step),

@@ -24,7 +24,7 @@ from segue.records import SegmentPlan, Value, WitnessRow
 from segue.runlog.history import Attempt, Checkpoint, History
 from segue.runlog.log import RunLog
 from segue.spec import StoreSpec
-from segue.trainer.audited_steps import Interval, interval_of
+from segue.trainer.audited_steps import AuditedInterval, interval_of
 from segue.trainer.rehearsal_main import copied
 from segue.trainer.replays.fresh import FreshAnswer, FreshProcesses, ReplayRequest
 
@@ -97,7 +97,7 @@ def audit_steps(
         ) from None
 
 
-def _assignment(runlog: RunLog, history: History, interval: Interval, store: StoreSpec) -> Assignment:
+def _assignment(runlog: RunLog, history: History, interval: AuditedInterval, store: StoreSpec) -> Assignment:
     """Return the assignment of the attempt that trained the last step, with the store as this machine reaches it.
 
     Raises:
@@ -127,7 +127,7 @@ def _assignment(runlog: RunLog, history: History, interval: Interval, store: Sto
 class _Audit:
     run_id: str
     history: History
-    interval: Interval
+    interval: AuditedInterval
     processes: FreshProcesses
 
     def report(self) -> AuditReport:
