@@ -16,7 +16,7 @@ import numpy.typing as npt
 from segue.errors import ScoresError
 from segue.retraining.model_record import Comparison, Interval, LeftOut
 from segue.retraining.promotion import decide  # noqa: F401 - programs that compare models themselves find it here
-from segue.retraining.spec import EvaluationSpec
+from segue.retraining.promotion_spec import EvaluationSpec
 
 if TYPE_CHECKING:
     import pandas as pd

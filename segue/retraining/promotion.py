@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from segue.retraining.history import Models
 from segue.retraining.model_record import Candidate, Comparison, Interval, LeftOut
-from segue.retraining.spec import EvaluationSpec, RetrainSpec
+from segue.retraining.promotion_spec import EvaluationSpec
+from segue.retraining.spec import RetrainSpec
 
 USUAL_HOURS = 72.0
 

@@ -15,11 +15,11 @@ from segue.data.frames import place_of
 from segue.errors import SpecError
 from segue.parsing import parsed
 from segue.records import FiniteValue, Record
+from segue.retraining.promotion_spec import FUNCTION, EvaluationSpec
 from segue.retraining.trigger_spec import TriggerSpec
 from segue.retraining.window_spec import WindowSpec
 from segue.spec import DataAccess, DataFile, DataSpec, RunSpec, read_toml
 
-_FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _OF_THE_SLOT, _OF_THE_FILES = ("run_id", "deadline", "data"), ("data", "reading")
 _ANY_SLOT = "20000101t0000"
 
@@ -72,36 +72,6 @@ class GateSpec(FiniteValue):
         return hours
 
 
-class EvaluationSpec(FiniteValue):
-    """The rule for the promotion of a candidate. Shares are relative to the metric of the model in service."""
-
-    scores: str = Field(
-        pattern=_FUNCTION,
-        description="Function of a model and a frame, as package.module:function; it returns a dict with an array for "
-        "each metric, with a number for each row; lower numbers are better.",
-    )
-    metric: str | None = Field(
-        None, description="Metric that decides on the promotion; None: the first metric of the dict."
-    )
-    min_gain: float = Field(
-        0.0,
-        description="Smallest gain for a promotion, as a share; the lower end of the 95 % interval must reach it.",
-    )
-    guards: dict[str, float] = Field(
-        default_factory=dict, description="Largest permitted loss of each further metric, as a share."
-    )
-    groups: tuple[str, ...] = Field(
-        (),
-        description="Columns whose values divide the rows into subgroups to compare; missing values form a subgroup.",
-    )
-    max_group_loss: float = Field(0.05, ge=0, description="Largest permitted loss of a subgroup, as a share.")
-    min_group_rows: int = Field(
-        100,
-        gt=0,
-        description="Smallest number of rows of a subgroup; smaller subgroups of a column are compared together.",
-    )
-
-
 class RegistrySpec(FiniteValue):
     """The model registry of an MLflow server. Versions and promotions are mirrored in this registry."""
 
@@ -131,13 +101,13 @@ class PublishSpec(FiniteValue):
     )
     model: str | None = Field(
         None,
-        pattern=_FUNCTION,
+        pattern=FUNCTION,
         description="Function of the run's config, as package.module:function, that returns the model without its "
         "weights; required for an evaluation.",
     )
     example: str | None = Field(
         None,
-        pattern=_FUNCTION,
+        pattern=FUNCTION,
         description="Function without arguments that returns example arguments of the model, as a tuple; if given, the "
         "model is also published as a program of torch.export, which runs without the user's code.",
     )

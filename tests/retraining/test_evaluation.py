@@ -10,7 +10,7 @@ from segue.errors import ScoresError
 from segue.parsing import parsed
 from segue.retraining.evaluation import checked_scores, compare
 from segue.retraining.promotion import decide
-from segue.retraining.spec import EvaluationSpec
+from segue.retraining.promotion_spec import EvaluationSpec
 
 ROWS = 4000
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from segue.clock import Clock
 from segue.controller.waiting.attempt_starts import Starts
 from segue.controller.waiting.queue_wait import QueueWatch
+from segue.controller.waiting.wait_text import wait_text
 from segue.policy import budget_cap, clamp, queueing, refusals
 from segue.policy.estimates import Situation, situation
 from segue.policy.queueing import Queues
@@ -55,8 +56,8 @@ class CapacityWait:
             refused = refusals.in_words(history) if not has_machine else None
             if refused or self._starts.slow or self._waited_seconds(history) > _SHOW_SECONDS:
                 blocker = self._queue.why or self._starts.slow or self._starts.why_waiting() or refused
-                doing = "booting" if has_machine else "starting" if self._is_starting() else self._waiting_for
-                text = f"{doing} ({self._starts.pools})" + (f": {blocker}" if blocker else "")
+                facts = {"has_machine": has_machine, "is_starting": self._is_starting()}
+                text = wait_text(self._plan.capacity, pools=self._starts.pools, blocker=blocker, **facts)
         if text != self._shown:
             self._shown = text
             # The decision has already warned of refusals; a warning here would be repeated with each attempt.
@@ -179,10 +180,6 @@ class CapacityWait:
         if self._plan.standby is not None or self._queue.why is not None:
             return False  # A booted standby claims the run at once or not at all.
         return self._starts.is_running() or self._starts.is_starting
-
-    @property
-    def _waiting_for(self) -> str:
-        return f"waiting for {self._plan.capacity} capacity"
 
     def _waited_seconds(self, history: History) -> float:
         here = self._clock.monotonic() - self._started_at

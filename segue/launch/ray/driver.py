@@ -28,7 +28,7 @@ from segue.launch.ray import cluster
 from segue.launch.ray.bundle_actor import facts_here, shared_variables
 from segue.launch.ray.driver_status import DriverStatus, StatusFolder
 from segue.launch.ray.gang import ActorLostError, Gang
-from segue.launch.ray.placement_group import avoidable, bundle_of, bundles_now, in_words, is_to_ask
+from segue.launch.ray.placement_group import avoidable, bundle_of, bundles_now, grow_seconds, in_words, is_to_ask
 from segue.launch.ray.problems import node_problems
 from segue.process import Parent
 
@@ -39,8 +39,6 @@ _DRAIN_SECONDS = 1.0
 """Seconds between two checks for draining nodes."""
 _ROOM_SECONDS = 5.0
 """Seconds between two checks for free resources, and between two attempts to connect."""
-_GROW_SECONDS = 180.0
-"""Seconds that an autoscaler has to start nodes for all permitted ranks. After this time, fewer ranks are enough."""
 _OTHERS_SECONDS = 60.0
 """Seconds for which ranks may continue after other ranks have ended. The grace period is added to this time."""
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -153,7 +151,7 @@ class Driver:
         """Wait until the cluster has room for enough actors, and return the actors."""
         spec, capacity, avoided = self._spec, self._plan.capacity, self._plan.avoided_nodes
         bundle, group, asked, seen = bundle_of(spec, capacity), None, 0, 0
-        grows_until = self._clock.monotonic() + (self._grow_seconds if cluster.has_autoscaler() else 0.0)
+        grows_until = self._clock.monotonic() + (grow_seconds(self._plan) if cluster.has_autoscaler() else 0.0)
         while group is None or not group.wait(_ROOM_SECONDS):
             self._end_as_orphan()
             may_grow, nodes = self._clock.monotonic() < grows_until, cluster.nodes()
@@ -167,13 +165,6 @@ class Driver:
                 self._wait_for(f"the placement group ({in_words(seen, bundle)}) waits for room on the Ray cluster")
         log.info("the placement group is ready bundles=%d", asked)
         return Gang(group, bundle, asked)
-
-    @property
-    def _grow_seconds(self) -> float:
-        """Seconds that an autoscaler has to provide nodes for all ranks. In the rest of the attempt's waiting time,
-        fewer ranks are enough."""
-        patience = self._plan.start_within_seconds
-        return _GROW_SECONDS if patience is None else min(_GROW_SECONDS, patience / 3)
 
     def _meet(self, gang: Gang) -> None:
         facts = gang.meet(self._here)

@@ -6,13 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from segue.records import Capacity
+from segue.records import Capacity, SegmentPlan
 from segue.spec import RunSpec
 
 Resources = Mapping[str, float]
 
 _MARK = 0.001
 """Amount that a bundle takes of the resource that marks a node as spot or on-demand. This amount is almost nothing."""
+_GROW_SECONDS = 180.0
+"""Seconds that an autoscaler has to start nodes for all permitted ranks. After this time, fewer ranks are enough."""
 _UNITS = 10_000
 """Number of units in one whole resource. Ray counts resources in ten-thousandths."""
 
@@ -69,6 +71,15 @@ def bundles_now(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node], *, may
         return most
     free = [node.available for node in nodes if not node.is_draining]
     return max(fewest, min(most, room(free, bundle_of(spec, capacity))))
+
+
+def grow_seconds(plan: SegmentPlan) -> float:
+    """Return the seconds for which an attempt waits until an autoscaler has started nodes for all permitted ranks.
+
+    In the rest of the attempt's waiting time, fewer ranks are enough.
+    """
+    patience = plan.start_within_seconds
+    return _GROW_SECONDS if patience is None else min(_GROW_SECONDS, patience / 3)
 
 
 def avoidable(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node], avoided: tuple[str, ...]) -> tuple[str, ...]:
