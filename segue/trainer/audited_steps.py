@@ -70,6 +70,8 @@ def interval_of(runlog: RunLog, history: History, *, start: Checkpoint | None, s
     if start not in usable or to_step <= begin:
         others = ", ".join(str(c.manifest.step) for c in usable[:-1])
         repeat = "repeat the command after the next commit of the run"
+        if history.is_over:
+            repeat = "set checkpoints.every_steps for the next run, so that it keeps a checkpoint before the last one"
         raise AuditImpossibleError(
             run_id=runlog.run_id,
             why=f"the log has no step that continues from the checkpoint of step {begin}",

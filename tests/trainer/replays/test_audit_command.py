@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from segue.clock import SystemClock
+from segue.controller.steps import decide_next
 from segue.runlog.history import read_history
 from tests.trainer.replays.wrong_machine import VARIABLE
 
@@ -72,3 +74,14 @@ def test_an_audit_that_is_not_possible_exits_with_2_and_the_fix(train, tmp_path)
     assert "in the folder of the run's recipe" in " ".join(no_recipe.stderr.split())
     assert "wrong_machine" in no_recipe.stderr
     assert len(read_history(runlog.reload()).usable) == 2
+
+
+@pytest.mark.matrix
+def test_a_finished_run_with_one_checkpoint_is_not_told_to_wait_for_another(train):
+    runlog, store = train(steps=10)
+    assert "after the next commit" in " ".join(audit("tiny", "--store", store).stderr.split())
+    spec = read_history(runlog.reload()).spec.model_copy(update={"steps": 10})
+    assert decide_next(runlog, spec, clock=SystemClock()).action == "finished"
+    refused = audit("tiny", "--store", store)
+    assert refused.returncode == 2
+    assert "set checkpoints.every_steps for the next run" in " ".join(refused.stderr.split())
