@@ -11,7 +11,7 @@ from segue.cli.options import Endpoint, Json, Store, store_named, writing
 from segue.clock import SystemClock
 from segue.reports.console import console, show_json
 from segue.reports.machine_views import machine_facts, machine_row
-from segue.reports.tables import rows_table
+from segue.reports.tables import rows_table, without_empty_columns
 from segue.runlog.open import read_store
 from segue.runlog.pool_memory import read_memory
 
@@ -49,6 +49,6 @@ def pools(
             console.print(f"correlation of {names}: {pair['correlation']:.2f}, over {hours:.0f} h", markup=False)
         if machines:
             console.print("machines")
-            console.print(rows_table([machine_row(each, now=now) for each in machines]))
+            console.print(rows_table(without_empty_columns([machine_row(each, now=now) for each in machines])))
         if picture is not None:
             console.print(f"picture: {picture}", markup=False)

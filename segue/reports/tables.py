@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -21,6 +22,12 @@ def segments_table(history: History) -> Table:
     for row in segment_rows(history):
         table.add_row(*(str(value) for value in row.values()))
     return table
+
+
+def without_empty_columns(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return the rows without the columns that have no value in any row."""
+    shown = {name for row in rows for name, text in row.items() if text not in ("-", "0")}
+    return [{name: text for name, text in row.items() if name in shown} for row in rows]
 
 
 def anomaly_facts(history: History) -> dict[str, Any]:

@@ -101,3 +101,6 @@ def test_each_machine_has_its_evidence_and_until_when_it_is_avoided_the_bad_ones
     assert datetime.fromisoformat(first["avoided_until"]) > now + timedelta(days=1)
     assert (second["can_be_avoided"], second["failed_checks"]) == (False, 1)
     assert (third["avoided_until"], third["why"]) == (None, None)
+    table = desk.run("pools", "--store", str(made.root)).out
+    assert "wrong" in table
+    assert "hangs" not in table  # No machine hung, so the column would only take room.
