@@ -1,4 +1,4 @@
-"""Plans from Python: gives the figures of `segue plan` without a command line."""
+"""Computes from Python the numbers that `segue plan` shows on the command line."""
 
 from __future__ import annotations
 

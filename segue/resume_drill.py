@@ -98,8 +98,8 @@ def drill_spec(
     steps, and is short enough for a commit before and after each disturbance. Both runs commit in `folder` (a temporary
     folder by default), or below a prefix of their own in `store`. Neither run commits in the run of the spec. If the
     drill passes, the prefix in the store is emptied again. In both runs, a program runs in the current folder, as if a
-    person started it there. The program finds the files that its earlier attempts left in the folder. These left files
-    are hidden from every second resume, including the last resume, as if that resume ran on another machine.
+    person started it there. The program finds the files that its earlier attempts left in the folder. In every second
+    resume, counted back from the last one, these files are hidden, as if the resume ran on another machine.
 
     Raises:
         RecipeError, ProgramError: the recipe or program does not exist. Nothing was started.

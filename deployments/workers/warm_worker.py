@@ -1,8 +1,8 @@
 """A Prefect worker that prepares processes and starts segments in them. The command is `segue worker`.
 
 While a segment trains, an engine and a trainer for the next segment wait with all modules imported. The next segment
-therefore starts two to three seconds sooner. The engine and the trainer that wait end with the worker. Other flow runs
-start in the same way as in any worker.
+therefore starts two to three seconds sooner. When the worker ends, the waiting engine and the waiting trainer also
+end. Other flow runs start in the same way as in any worker.
 """
 
 from __future__ import annotations

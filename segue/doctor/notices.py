@@ -21,7 +21,7 @@ _SIGNALS = "signals, recalls and liveness.notice_file are watched"
 _UNWATCHED = f"notices = []: no metadata service is watched; {_SIGNALS}"
 _UNSEEN = (
     "if SIGTERM is the notice (Kubernetes, ECS), set notices = []; otherwise enable the metadata service of the "
-    "machine, and in a container on AWS raise its hop limit to 2."
+    "machine, and in a container on AWS set the hop limit of this service to 2."
 )
 
 

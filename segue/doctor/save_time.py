@@ -39,8 +39,8 @@ def judge_save(seconds: float, *, step_seconds: float, notice_seconds: float, wh
     took = f"a save takes {duration(seconds)} (measured {where})"
     given = f"a notice gives {duration(notice_seconds)}{unless}"
     fix = (
-        "raise grace_seconds and the platform's grace period, use a faster store or checkpoints.fast_folder, or save "
-        "more often, because each preemption loses the steps since the last save."
+        "set a higher value for grace_seconds and for the platform's grace period, use a faster store or "
+        "checkpoints.fast_folder, or save more often, because each preemption loses the steps since the last save."
     )
     if seconds > notice_seconds:
         return fail(f"{took}, and {given}: no last save can be made", fix=fix)

@@ -197,7 +197,7 @@ def judge_latency(seconds: float, liveness: LivenessSpec) -> Result:
         return fail(
             f"{took}, but an attempt is declared lost after {duration(liveness.heartbeat_timeout_seconds)} without a "
             "heartbeat",
-            fix="use a nearer store, or raise liveness.heartbeat_timeout_seconds.",
+            fix="use a nearer store, or set a higher value for liveness.heartbeat_timeout_seconds.",
         )
     if seconds > liveness.heartbeat_seconds / 2:
         return warn(

@@ -61,11 +61,16 @@ def fork_run(
     """Make a checkpoint of the run `source` the first checkpoint of another run in the same store.
 
     By default, the newest checkpoint is used. All state is copied, including the random streams and the position in the
-    data. With an equal spec, the fork therefore trains like the source. `reset` names the parts that are not copied. A
-    part is "optimizer" (with schedules and loss scale), "position" (step, data, random streams and early stop, so that
-    the fork begins at step 0), or a component of the checkpoint, such as "extra.average". The code, the data and the
-    settings of the new run may differ from the source. If the checkpoint lacks a part of the state, this part begins as
-    the recipe builds it. A recipe is built on the CPU, to check that the state fits the recipe.
+    data. With an equal spec, the fork therefore trains like the source. `reset` names the parts that are not copied.
+    These are the possible parts:
+
+    * "optimizer": the optimizer, the schedules and the loss scale.
+    * "position": the step, the data position, the random streams and the early stop. The fork then begins at step 0.
+    * The name of a component of the checkpoint, such as "extra.average".
+
+    The code, the data and the settings of the new run may differ from the source. If the checkpoint lacks a part of the
+    state, this part begins as the recipe builds it. A recipe is built on the CPU, to check that the state fits the
+    recipe.
 
     The call blocks until the checkpoint is durable. After a crash, the call can be repeated. If the checkpoint was
     already committed, the repeated call changes nothing.

@@ -42,7 +42,8 @@ def reason_to_give_up(spec: RunSpec, history: History) -> str | None:
         return f"{last.sentence}; the same batch had bad numbers again after a rollback. {_fix(last)}"
     if len(seen) > spec.anomalies.max_rollbacks:
         reached = f"the limit of {spec.anomalies.max_rollbacks} rollbacks is reached; last: {last.sentence}."
-        return f"{reached}{_shared(seen)} Fix: correct the data or the learning rate, or raise anomalies.max_rollbacks."
+        fix = "correct the data or the learning rate, or set a higher value for anomalies.max_rollbacks."
+        return f"{reached}{_shared(seen)} Fix: {fix}"
     return None
 
 

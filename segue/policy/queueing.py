@@ -41,9 +41,9 @@ class Slots:
     held_seconds: Sequence[float]
     """Seconds for which the newest flow runs held a slot, including the flow runs that still hold a slot."""
     start_every_seconds: float = 0.0
-    """Mean measured seconds between the newest starts of flow runs that waited.
+    """Measured mean number of seconds between one start and the next, over the newest flow runs that had to wait.
 
-    The value is 0 if too few flow runs waited.
+    The value is 0 if too few flow runs had to wait.
     """
 
     @property

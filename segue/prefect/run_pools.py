@@ -57,8 +57,10 @@ def require_pools(
 
     Raises:
         OrchestratorError: a pool cannot run the run, or the API refuses access.
-        SlurmSetupError: the run trains on a Slurm cluster that this machine reaches, but it cannot run there.
-        RaySetupError: the run trains on a Ray cluster, this machine has Ray, but the run cannot run there.
+        SlurmSetupError: the run trains on a Slurm cluster and Slurm's commands are installed on this machine, but that
+            cluster cannot run the trainers.
+        RaySetupError: the run trains on a Ray cluster and Ray is installed on this machine, but that cluster cannot run
+            the trainers.
     """
     if is_new:
         require_clusters(spec)

@@ -112,7 +112,8 @@ def plan_ahead(
         found += ("no spot pool is cheaper than on-demand",)
     elif not clamp.permits_spot(here):
         missing = (clamp.needed_for_spot_seconds(here) or 0.0) - (here.remaining_seconds or 0.0)
-        found += (f"the safety clamp permits no spot attempt: it needs a deadline {duration(missing)} later",)
+        later = duration(missing)
+        found += (f"the safety clamp permits no spot attempt; for a spot attempt, the deadline must be {later} later",)
     latest = {name: moments[name].isoformat() if name in moments else None for name in forecast.MOMENTS}
     facts = _facts(asked, expected, job=job) | latest
     facts |= {"cadence": cadence.reason, "cadence_interval_seconds": cadence.interval_seconds}

@@ -177,6 +177,7 @@ def _fix_of_proof(found: Found, differ: Sequence[str]) -> str:
         return "the run never trained on spot; use a spot pool that is cheaper than on-demand (pools.spot_price)."
     if not found.hits:
         return (
-            "raise steps, so that the run lasts a minute or more on spot, or save more often (checkpoints.every_steps)."
+            "set a higher value for `steps`, so that the run lasts a minute or more on spot, or save more often "
+            "(checkpoints.every_steps)."
         )
-    return "raise steps, because the run ended before all disturbances were made."
+    return "set a higher value for `steps`, because the run ended before all disturbances were made."

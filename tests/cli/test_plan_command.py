@@ -247,7 +247,7 @@ def test_a_clamp_that_permits_no_spot_is_noted(desk):
     facts = desk.told("plan", "run.toml", "--deadline", "+612m", *FEW)
     assert (facts["comes_to"], facts["preemptions"]) == ("on_demand_only", 0.0)
     assert [one["policy"] for one in facts["policies"]] == ["on_demand_only"]
-    assert "the safety clamp permits no spot attempt: it needs a deadline" in facts["notes"][0]
+    assert "the safety clamp permits no spot attempt; for a spot attempt, the deadline must be" in facts["notes"][0]
 
 
 @pytest.mark.matrix

@@ -47,7 +47,7 @@ def test_a_metadata_service_that_is_to_be_watched_and_does_not_answer_is_found(s
         notices.metadata(subject(notices=["aws"])),
         "fail",
         "notices contains aws",
-        "hop limit to 2",
+        "set the hop limit of this service to 2",
     )
 
 

@@ -135,7 +135,12 @@ BAD: list[tuple[str, PoolState, str, tuple[str, ...]]] = [
         "pool.grace-period",
         with_pod(terminationGracePeriodSeconds=15),
         "fail",
-        ("kills 15 s after SIGTERM", "grace_seconds = 25", "of the run to 14", "raise terminationGracePeriodSeconds"),
+        (
+            "kills 15 s after SIGTERM",
+            "grace_seconds = 25",
+            "of the run to 14",
+            "higher value for terminationGracePeriodSeconds",
+        ),
     ),
     ("pool.grace-period", on_ecs(templates.ecs(container={"stopTimeout": "10"})), "fail", ("stopTimeout",)),
     (
@@ -144,7 +149,12 @@ BAD: list[tuple[str, PoolState, str, tuple[str, ...]]] = [
         "fail",
         ("ECS refuses every task with more than 120", "set stopTimeout to 120"),
     ),
-    ("pool.grace-period", with_pod(terminationGracePeriodSeconds=25), "warn", ("kills 25 s", "raise termination")),
+    (
+        "pool.grace-period",
+        with_pod(terminationGracePeriodSeconds=25),
+        "warn",
+        ("kills 25 s", "higher value for termination"),
+    ),
     (
         "pool.grace-period",
         with_pod(terminationGracePeriodSeconds=600, nodeSelector={"cloud.google.com/gke-spot": "true"}),

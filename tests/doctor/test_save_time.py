@@ -51,7 +51,7 @@ def test_a_save_that_is_longer_than_a_notice_is_said_before_the_next_segment(tmp
     stored(spec, save_seconds=30.0)
     assert segment.plan_segment.fn(spec).action == "run"
     assert "a save takes 30 s (measured in the run's attempts), and a notice gives 25 s (2 min on EC2)" in caplog.text
-    assert "Fix: raise grace_seconds" in caplog.text
+    assert "Fix: set a higher value for grace_seconds" in caplog.text
 
 
 def test_a_save_that_fits_is_not_mentioned(tmp_path, monkeypatch, caplog):

@@ -165,7 +165,10 @@ def test_further_numbers_and_the_metric_are_kept(fork_server, make_program, open
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--loader", "stream"), "the iterable Stream, has no state: it has no position to resume. Fix: give the data"),
+        (
+            ("--loader", "stream"),
+            "the iterable Stream, has no state: it has no position to resume. Fix: set num_workers=0",
+        ),
         (("--loader", "stateful_stream", "--workers", "2"), "has its state in worker processes"),
     ],
     ids=["no state", "state in workers"],

@@ -90,7 +90,7 @@ def test_without_a_hit_of_each_kind_nothing_is_proven(pair, kinds):
     pair.disturbed.finish(verdict=EXACT)
     found = pair.judge(kinds)
     assert (found.outcome, found.reason) == (Outcome.NOT_PROVEN, "no notice hit an attempt on spot")
-    assert "raise steps" in found.problems[0].fix
+    assert "set a higher value for `steps`" in found.problems[0].fix
 
 
 def test_a_preemption_by_the_pool_is_no_disturbance_of_the_verification(pair):

@@ -68,7 +68,8 @@ class PreparedCommit:
     """The fields of the manifest from the training process."""
     written: Written
     partition_hash: str
-    """Hash of the assignment of tensors to ranks, equal on all ranks of one state."""
+    """Hash of the table that says which rank stores which tensor (for tensors that are the same on all ranks). For one
+    state, all ranks compute the same hash."""
 
     def encode(self) -> bytes:
         """Return the prepared commit as a checksum, followed by the JSON."""

@@ -16,7 +16,7 @@ from segue.continuity.carried.source import Function, functions_of
 Spot = str
 """A place of values: `file|function|name` for a variable, `.name` for an attribute."""
 USED: Spot = "used"
-"""The place that every value reaches if it affects training, saved results, or a library."""
+"""The end node of the graph. Each value that affects training, saved results or a library has a path to this node."""
 PROCESS: Spot = "process"
 """The place that stands for times, process ids and temporary names."""
 COLLECTION: Spot = "collection"

@@ -107,7 +107,7 @@ class Watch:
         }
 
     def of_process(self, roots: tuple[str, ...]) -> list[str]:
-        """Return the values of these recipe fields that differ in each process.
+        """Return descriptions of the values in the recipe fields `roots` that are different in each process.
 
         Such values are times and the results of system randomness.
         """

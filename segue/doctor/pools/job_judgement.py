@@ -105,7 +105,8 @@ def grace_period(state: PoolState, job: PoolJob, needs: Needs) -> Result:
     if kept - SIGTERM_SECONDS >= needs.grace_seconds:
         return ok(f"{state.deployment}: {name} is {duration(given)}")
     why = name if kept == given else f"by default {platform} gives no more, whatever {name} says"
-    other = f", or raise {name} in the template" if needs.grace_seconds + SIGTERM_SECONDS <= most else ""
+    may_rise = needs.grace_seconds + SIGTERM_SECONDS <= most
+    other = f", or set a higher value for {name} in the template" if may_rise else ""
     result = fail if given < needs.grace_seconds else warn
     return result(
         f"{state.named} kills {duration(kept)} after SIGTERM ({why}), but the run expects grace_seconds = "

@@ -142,7 +142,8 @@ def _preemption_problems(spec: RunSpec, partition: Partition, kill_wait: int | N
         f"the partition {partition.name!r} kills a preempted job after {given} s (GraceTime and KillWait), and the run "
     )
     what += f"expects grace_seconds = {spec.grace_seconds:g}"
-    return [Problem(what=what, fix=f"lower grace_seconds to {given}, or raise the partition's GraceTime")]
+    fix = f"lower grace_seconds to {given}, or set a higher GraceTime for the partition"
+    return [Problem(what=what, fix=fix)]
 
 
 def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Partition) -> list[Problem]:

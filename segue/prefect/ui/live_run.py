@@ -92,7 +92,7 @@ class LiveRun:
         self._waits["waiting"] = waiting
 
     def show_unguarded(self, unguarded: str | None) -> None:
-        """At the next refresh, show this reason why nothing would start the parent again."""
+        """At the next refresh, show this text, which says why nothing would start the parent again if it died."""
         self._waits["unguarded"] = unguarded
 
     def nudge(self) -> None:

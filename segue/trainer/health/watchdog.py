@@ -90,8 +90,10 @@ class Group(Protocol):
     def ranks(self) -> Peers: ...
 
     def break_off(self) -> None:
-        """Abort the collectives in which this rank waits for an accelerator. Only the first call has an effect; every
-        call returns immediately."""
+        """Abort the collectives in which this rank waits for the accelerator of another rank.
+
+        Only the first call has an effect. Every call returns immediately.
+        """
 
     def ended_elsewhere(self) -> SegueError | None:
         """The error with which another rank has ended the attempt; None after the training thread has noticed it."""

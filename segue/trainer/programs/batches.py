@@ -23,8 +23,8 @@ from segue.user_objects import attribute, has, in_words
 _NONE = np.zeros(0, np.uint64)
 
 _WAYS_OUT = (
-    "give the data set state_dict and load_state_dict (without worker processes), or use torchdata's "
-    "StatefulDataLoader, or make it a map-style data set"
+    "set num_workers=0 and add state_dict and load_state_dict to the data set, or use torchdata's "
+    "StatefulDataLoader, or make the data set map-style"
 )
 
 

@@ -53,8 +53,8 @@ class OutsideState:
         `metric_code` has the hashes of the code of `evaluate`. It is None if there is no `evaluate`.
         """
         self._opened: dict[str, Mark] = {}
-        """Files whose names the code computes at run time. Each file has the mark from the time when segue first saw
-        it."""
+        """Files whose names the code computes at run time. The value is the file's mark (`mark_of`) at the time when
+        segue first saw the file."""
         found = walk()
         self._surroundings = surroundings(found.functions, found.files)
         self._walk, self._metric_code = walk, dict(metric_code) if metric_code is not None else None
