@@ -18,7 +18,8 @@ _IDLE_STEPS_BETWEEN = 5
 _WANTED_STEPS = 20
 _FEWEST_STEPS = 5
 _WARM_STEPS = 3
-_MOST_JOBS = 12
+_MOST_JOBS, _MOST_SHORT_JOBS = 12, 100
+"""Number of jobs after which the steps so far are enough, and after which too few steps are an error."""
 _WIDTH = 1024
 
 
@@ -108,7 +109,7 @@ def slowdown(kind: StepKind, sizes: StepSizes, *, start: Callable[[], None], wai
     busy: list[float] = []
     idle = [step.run() for _ in range(_IDLE_STEPS)]
     jobs = 0
-    while len(busy) < _WANTED_STEPS and jobs < _MOST_JOBS:
+    while len(busy) < _WANTED_STEPS and jobs < (_MOST_JOBS if len(busy) >= _FEWEST_STEPS else _MOST_SHORT_JOBS):
         start()
         busy += _steps_beside(step, wait)
         jobs += 1
