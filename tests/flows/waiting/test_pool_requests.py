@@ -155,7 +155,9 @@ def test_a_run_on_a_dear_pool_moves_to_the_cheaper_one_when_that_gives_a_machine
     client, queues, make_spec, fork_server, tmp_path, deadline_hours
 ):
     brake = tmp_path / "brake"
-    common = {"recipe": "tests.recipes.paced:build", "config": {"brake": str(brake)}, "steps": 300}
+    # Two minutes for the boot of a standby, also on a busy machine.
+    config = {"brake": str(brake), "brake_seconds": 0.4}
+    common = {"recipe": "tests.recipes.paced:build", "config": config, "steps": 300}
     run_id = f"to-cheap-{deadline_hours or 0}"
     undisturbed = make_spec(run_id=f"{run_id}-undisturbed", checkpoints={"every_steps": 1000}, **common)
     reference = open_run(undisturbed, clock=SystemClock())
