@@ -17,7 +17,7 @@ _COLOURS = {
     "lost work": "#b3261e",
     "saves": "#7a3fb0",
     "evaluation": "#2f6db0",
-    "other": "#9a9a9a",
+    _REST: "#9a9a9a",
 }
 _OTHERS = ("#e07b39", "#f2b705", "#8d6e63", "#00897b", "#c2185b", "#546e7a", "#c0ca33", "#4dd0e1")
 _LEAST_SHARE = 0.01

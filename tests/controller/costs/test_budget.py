@@ -110,6 +110,12 @@ def test_a_budget_that_pays_for_no_start_is_refused_whatever_the_action(make_spe
     check_start(make_spec(pools=PRICES, policy=POLICY, budget={"per_run": 0.01, "on_exceeded": "warn"}), clock=clock)
 
 
+def test_a_time_limit_that_is_too_short_for_a_start_is_refused_and_its_fix_helps(make_spec, clock):
+    with pytest.raises(BudgetError, match=r"budget\.max_hours = 0\.01.*Fix: set a higher budget\.max_hours\."):
+        check_start(make_spec(policy=POLICY, budget={"max_hours": 0.01}), clock=clock)
+    check_start(make_spec(policy=POLICY, budget={"max_hours": 1}), clock=clock)
+
+
 def test_a_parent_that_starts_again_is_not_refused_and_its_next_decision_ends_the_run(make_spec, clock):
     run = begin(make_spec, clock, budget=0.5)
     work(run, 1790, commit=10)
