@@ -21,6 +21,9 @@ MOST = {
 
 def overhead(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, every loop runs once.")] = 7,
+    is_empty: Annotated[
+        bool, typer.Option("--empty", help="Measure a step that does nothing: microseconds by part.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Measure what a whole step costs under segue, data included, over the same step in a bare loop.
@@ -30,6 +33,9 @@ def overhead(
     from benchmarks.overhead.measure import measure
 
     leave_as_on_ctrl_c()
+    if is_empty:
+        _show_empty(as_json=as_json)
+        return
     with progress() as say:
         found = measure(rounds, say=say)
     if as_json:
@@ -40,3 +46,17 @@ def overhead(
             console.print(f"{name.replace('_', ' '):>12}  {figures}", markup=False)
     if any(found[name][key] > most for (name, key), most in MOST.items()):
         raise typer.Exit(1)
+
+
+def _show_empty(*, as_json: bool) -> None:
+    from benchmarks.overhead.empty import measure_empty
+    from benchmarks.overhead.sampler import OTHER, PARTS, USER
+
+    found = measure_empty()
+    if as_json:
+        show_json(found)
+        return
+    columns = [(loop, kind) for loop, by_kind in found.items() for kind in by_kind]
+    console.print("microseconds of a step; " + ", ".join(f"{loop} ({kind})" for loop, kind in columns), markup=False)
+    for part in (*PARTS, OTHER, USER):
+        console.print(f"{part:>34}", *(f"{found[loop][kind].get(part, 0.0):8.1f}" for loop, kind in columns))

@@ -165,19 +165,20 @@ def _under_segue(size: Size, folder: Path, *, is_program: bool) -> Loop:
     if not is_program:
         config = {"width": size.width, "samples": _SAMPLES, "turns": str(folder), "turn_steps": size.turn_steps}
         what = {"recipe": f"{training.__name__}:build", "config": config}
-    spec = RunSpec.parse(
-        {
-            "run_id": "overhead",
-            "steps": _steps(size),
-            "threads": 1,
-            "store": {"url": str(folder / "store")},
-            "checkpoints": {"every_seconds": _SECONDS_TO_SAVE, "max_work_at_risk_seconds": _SECONDS_TO_SAVE},
-            # A stopped process finds its next heartbeat due as soon as it goes on.
-            "liveness": {"heartbeat_seconds": LivenessSpec().heartbeat_seconds * len(_LOOPS)},
-            "continuity": {"rehearsal": "off"},
-        }
-        | what
-    )
+    # A stopped process finds its next heartbeat due as soon as it goes on.
+    liveness = {"heartbeat_seconds": LivenessSpec().heartbeat_seconds * len(_LOOPS)}
+    return launched(one_thread_spec(folder, steps=_steps(size), what=what | {"liveness": liveness}))
+
+
+def one_thread_spec(folder: Path, *, steps: int, what: dict[str, Any]) -> RunSpec:
+    """A run with one thread and one save, at its end, whose store is in this folder."""
+    saves = {"every_seconds": _SECONDS_TO_SAVE, "max_work_at_risk_seconds": _SECONDS_TO_SAVE}
+    fields = {"run_id": "overhead", "steps": steps, "threads": 1, "store": {"url": str(folder / "store")}}
+    return RunSpec.parse(fields | {"checkpoints": saves, "continuity": {"rehearsal": "off"}} | what)
+
+
+def launched(spec: RunSpec) -> Loop:
+    """The process of the first attempt of this run."""
     clock = SystemClock()
     runlog = open_run(spec, clock=clock)
     plan = decide_next(runlog, spec, clock=clock).plan

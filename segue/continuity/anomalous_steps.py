@@ -44,14 +44,19 @@ class Symptom(NamedTuple):
         return Anomaly(step=step, batch=batch, sample_ids=tuple(sample_ids[:MOST_SAMPLE_IDS]), **self._asdict())
 
 
+def is_finite(row: StepRow) -> bool:
+    """Whether all numbers of a step without a loss scaler are finite. The result may be False if their sum is too
+    large."""
+    return row.loss_scale is None and math.isfinite(row.loss + (row.grad_norm or 0.0) + (row.param_norm or 0.0))
+
+
 def symptom(row: StepRow, *, spec: AnomalySpec, recent_losses: Sequence[float]) -> Symptom | None:
     """Return the anomaly of a step. Return None if there is no anomaly, or if the spec turns the check off.
 
     `recent_losses` contains the losses of at most `spike_window_steps` previous steps. Spikes are detected only if
     there are `spike_window_steps` losses.
     """
-    is_finite = row.loss_scale is None and math.isfinite(row.loss + (row.grad_norm or 0.0) + (row.param_norm or 0.0))
-    if not is_finite and spec.non_finite != "off":
+    if not is_finite(row) and spec.non_finite != "off":
         found = _not_finite(row)
         if found is not None:
             return found
@@ -90,10 +95,6 @@ def _not_finite(row: StepRow) -> Symptom | None:
     for channel, value in watched:
         if value is not None and not math.isfinite(value):
             return Symptom("non_finite", channel, value)
-    if row.loss_scale is not None and row.loss_scale < LEAST_LOSS_SCALE and not _is_finite(row.grad_norm):
+    if row.loss_scale is not None and row.loss_scale < LEAST_LOSS_SCALE and not math.isfinite(row.grad_norm or 0.0):
         return Symptom("non_finite", "loss_scale", row.loss_scale, LEAST_LOSS_SCALE)
     return None
-
-
-def _is_finite(norm: float | None) -> bool:
-    return norm is None or math.isfinite(norm)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from segue.records import StateMark, WitnessRow
 
-NORMS_EVERY_STEPS = 10
+NORMS_EVERY_STEPS = 25
 """Norms are measured once in this number of steps, and at all compared steps. Reading all weights and gradients takes
 several per cent of the time of a step on a CPU."""
 
@@ -44,7 +44,7 @@ class Witness:
 
     def wants(self, step: int) -> bool:
         """Whether the row of a step will be kept. Rows of earlier steps may still be missing."""
-        return any(
+        return bool(self._windows) and any(
             start < step <= start + self._width and len(rows) < self._width for start, rows in self._windows.items()
         )
 

@@ -214,7 +214,9 @@ class Group(NamedTuple):
     def of(cls, batches: Sequence[Batch]) -> Self:
         """The group of these consecutive batches."""
         first, last = batches[0], batches[-1]
-        ids = first.ids if first is last else np.concatenate([batch.ids for batch in batches])
+        if first is last:
+            return cls(first.start, len(first.ids), first.ids, [first.content], [first.weight])
+        ids = np.concatenate([batch.ids for batch in batches])
         samples = last.start + len(last.ids) - first.start
         return cls(first.start, samples, ids, [b.content for b in batches], [b.weight for b in batches])
 

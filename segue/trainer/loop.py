@@ -11,16 +11,17 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 
+from segue.checkpoints.saving import tracing
 from segue.checkpoints.saving.committer import Writer
 from segue.checkpoints.saving.save_job import SealJob
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.tracing import span
 from segue.continuity.verdict import Prelude
-from segue.continuity.witness import NORMS_EVERY_STEPS, StepRow, Witness
+from segue.continuity.witness import NORMS_EVERY_STEPS, Witness
 from segue.curves.curve_damage import DamageSearch
 from segue.errors import FencedError, PoisonedStepError
 from segue.policy.anomalies import anomalies_of
-from segue.records import Heartbeat, SegmentReport, StopReason
+from segue.records import SegmentReport, StopReason
 from segue.runlog.history import read_history
 from segue.trainer.process.context import AttemptContext
 from segue.trainer.ranks.collectives import Vote
@@ -30,7 +31,7 @@ from segue.trainer.resuming.resume import Resume
 from segue.trainer.safe_points import NoticeResponse, SafePoints, StopRule
 from segue.trainer.save_schedule import life_on
 from segue.trainer.saving import Saving, evaluating
-from segue.trainer.step_records import StepRecords, curve_of, with_marks
+from segue.trainer.step_records import StepBacklog, StepRecords, curve_of, with_marks
 from segue.trainer.time_left import Pace, TimeAtEnd, TimeLeft
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade, Steps, Workload
 
@@ -40,6 +41,7 @@ _SomeSteps = Generator[StepDue, StepMade | LateStep | None, None]
 _OneStep = Generator[StepDue, StepMade | LateStep | None, bool]
 """A generator that yields one step and returns True if the step was made."""
 
+_NOTHING = Vote()
 _WAIT_SECONDS = 0.5
 """Longest wait for a staging buffer, in seconds. After this wait the ranks vote again, because a notice may have
 come."""
@@ -52,45 +54,42 @@ class TrainingLoop:
         self, context: AttemptContext, live: Workload, *, resume: Resume, staging: StagingArea, writer: Writer
     ) -> None:
         self._context, self._live, self._resume, self._writer = context, live, resume, writer
-        self._spec, self._ranks = context.spec, context.ranks
-        self._progress, self._clock = live.progress, context.clock
+        self._spec, self._ranks, self._progress, self._clock = context.spec, context.ranks, live.progress, context.clock
         history = read_history(context.runlog)
         witness = self._witness = Witness(self._spec.continuity.witness_steps)
-        # The norms show if the ranks agree, and show the first batch that has bad gradients.
+        # Norms show if the ranks agree, and which batch first had bad gradients.
         is_careful = self._spec.anomalies.non_finite == "skip" or bool(anomalies_of(history.fresh_reports))
         self._always_measures_norms = is_careful or self._ranks.count > 1
         curve = curve_of(context, from_step=live.progress.step)
         self._records = StepRecords(live, spec=self._spec.anomalies, resume=resume, witness=witness, curve=curve)
         life = life_on(context.plan.capacity, history)
         damage = DamageSearch(context.runlog, history, resume.parent) if self._ranks.is_leader else None
-        self._saving = Saving(context, live, curve=curve, staging=staging, writer=writer, life=life, damage=damage)
+        saving = Saving(context, live, curve=curve, staging=staging, writer=writer, life=life, damage=damage)
+        self._saving = saving
         due = is_due(context.assignment, history, ranks=self._ranks.count)
         self._rehearsal = ResumeRehearsal(context.assignment, context.runlog, is_due=due, clock=context.clock)
-        self._notices = NoticeResponse(context, live, self._saving)
-        self._pace = Pace.of(context, history)
-        self._time_left = TimeLeft.of(context)
-        self._at_end = TimeAtEnd(context, live.progress, time_left=self._time_left, pace=self._pace, writer=writer)
-        self._stop_rule = StopRule(context, live, time_left=self._time_left, pace=self._pace, writer=writer)
+        notices = self._notices = NoticeResponse(context, live, saving)
+        pace = Pace.of(context, history)
+        self._backlog = StepBacklog(self._records, pace=pace, saves=saving.in_flight, writer=writer, clock=self._clock)
+        time_left = TimeLeft.of(context)
+        self._at_end = TimeAtEnd(context, live.progress, time_left=time_left, pace=pace, writer=writer)
+        rule = StopRule(context, live, time_left=time_left, pace=pace, writer=writer)
         self._safe_points = SafePoints(
-            context,
-            live,
-            resume=resume,
-            writer=writer,
-            saving=self._saving,
-            stop_rule=self._stop_rule,
-            notices=self._notices,
+            context, live, resume=resume, writer=writer, saving=saving, stop_rule=rule, notices=notices
         )
         self._reporter = AttemptReporter(
             context=context,
             progress=live.progress,
-            pace=self._pace,
-            time_left=self._time_left,
-            stop_rule=self._stop_rule,
-            saving=self._saving,
+            pace=pace,
+            time_left=time_left,
+            stop_rule=rule,
+            saving=saving,
             writer=writer,
             records=self._records,
         )
-        saving, reporter, call_hook = self._saving, self._reporter, self._notices.call_hook
+        self.describe = self._reporter.heartbeat
+        """Makes the heartbeat with a given counter. The heartbeat thread calls this function."""
+        reporter, call_hook = self._reporter, notices.call_hook
         self.captured = CapturedWork(self._spec, saving=saving, writer=writer, reporter=reporter, call_hook=call_hook)
 
     def run(self, train: Callable[[], StopReason], *, shows_failure: bool = True) -> SegmentReport:
@@ -116,16 +115,11 @@ class TrainingLoop:
         end = AttemptEnd(self._context, reporter=self._reporter, writer=self._writer)
         return end.reported(to_its_end, log_level=logging.ERROR if shows_failure else logging.DEBUG)
 
-    def describe(self, counter: int) -> Heartbeat:
-        """Make the heartbeat with this counter. The heartbeat thread calls this method."""
-        return self._reporter.heartbeat(counter)
-
     def steps(self) -> Steps:
         """A generator of the attempt's steps. An exception thrown into it ends the attempt before the last commit."""
         self._context.activity.phase = "restore" if self._resume.parent is not None else "first step"
         self._live.begin(is_resumed=self._resume.parent is not None)
-        is_measured = self._live.has_metric and not self._live.is_metric_known
-        evaluate = self._evaluate if is_measured else None
+        evaluate = self._evaluate if self._live.has_metric and not self._live.is_metric_known else None
         self._resume.check_state(self._live.components, left_out=self._live.left_out(), evaluate=evaluate)
         self._live.make_up(evaluating=self._context.activity.evaluating)
         self._context.activity.phase = "replay" if self._resume.is_pending else "first step"
@@ -137,22 +131,21 @@ class TrainingLoop:
             self._context.activity.ending()
             self._drain()  # Saves from before the step are complete.
             raise
+        finally:
+            self._backlog.settle()
 
     def _train(self) -> Steps:
+        has_settled = False
         while (vote := self._voted()).stop is None:
-            if vote.save and not self._takes_save(vote):
+            is_step_due = not vote.save or self._takes_save(vote)
+            if not is_step_due or not (yield from self._step(counts=True)):
                 continue
-            with span("step", step=self._progress.step + 1):
-                is_made = yield from self._step(counts=True)
-            if not is_made:
-                continue
-            self._rehearsal.check()
-            if self._context.activity.phase != "step" and not self._resume.is_pending:
-                self._context.activity.phase = "step"
+            if not has_settled and not self._resume.is_pending:
+                self._context.activity.phase, has_settled = "step", True
             done = self._progress.step - self._reporter.from_step
             if done == 1:
                 self._saving.prepare()
-            if done == 2:  # The first step may only be queued. Each rank compiles at its own pace.
+            elif done == 2:  # The first step may only be queued. Each rank compiles at its own pace.
                 self._ranks.limit_waiting(self._spec.liveness.rank_seconds)
         self._reporter.is_ending = True
         self._context.activity.ending()
@@ -181,7 +174,11 @@ class TrainingLoop:
         return True
 
     def _voted(self) -> Vote:
+        if self._safe_points.is_quiet:
+            return _NOTHING
         with span("safe point"):
+            self._backlog.settle()
+            self._rehearsal.check()
             return self._safe_points.vote()
 
     def _save(self, *, evaluate: bool, is_last: bool = False) -> None:
@@ -197,64 +194,77 @@ class TrainingLoop:
     def _step(self, *, counts: bool) -> _OneStep:
         """Make the next step if there is one. If `counts` is False, the step only adds a witness row after the last
         commit."""
-        started, before = self._clock.monotonic(), self._progress.samples_seen
-        compares = self._needs_fingerprints
-        norms, may_be_late = compares or self._measures_norms, counts and not self._resume.is_pending
+        started, before, step = self._clock.monotonic(), self._progress.samples_seen, self._progress.step + 1
+        is_pending = self._resume.is_pending
+        compares = is_pending or self._witness.wants(step)
+        norms = compares or self._always_measures_norms or step % NORMS_EVERY_STEPS == 0
         try:
-            made = yield StepDue(compares, norms, self._check, self._saving.barrier, may_be_late)
+            made = yield StepDue(compares, norms, self._check, self._saving.barrier, counts and not is_pending)
         except Exception as error:
             self._records.read_before(error, is_alone=self._ranks.count == 1)
             raise
         if made is None:
             return False
-        self._records.read()  # Numbers of the previous step, if they came late.
-        row = None
-        if isinstance(made, StepMade):
-            self._records.refuse_poison(made)
-            row = self._with_state(made.row)
-        elif self._is_marked(self._progress.step + 1):
-            made = with_marks(made, self._live.begin_marks())
-        step = self._progress.step + 1
+        can_wait = counts and not compares and self._records.may_wait(made)
+        if not can_wait:
+            self._backlog.settle()
+            self._records.read()  # Numbers of the previous step, if they came late.
+            made = self._with_marks(made)
         self._live.advance(made.start, made.samples)
-        self._context.group.step = step
-        self._context.activity.step_done(step)
-        if isinstance(made, StepMade) and row is not None:
-            self._records.add(made if row is made.row else made._replace(row=row))
-        seconds = self._clock.monotonic() - started
-        if counts:
-            self._count(made, samples_before=before, seconds=seconds)
-        for sealed_step, rows in self._witness.take_full():
-            self._writer.submit(SealJob(sealed_step, rows))
-            if counts:
-                self._rehearsal.begin(state_bytes=self._writer.last_size_bytes)
+        self._context.group.step, ended_at = step, self._clock.monotonic()
+        self._context.activity.step_done(step, at=ended_at)
+        if tracing.IS_ON:
+            tracing.record("step", started, ended_at, step=step)
+        seconds = ended_at - started
+        if isinstance(made, LateStep):
+            self._records.keep(made, samples_before=before, seconds=seconds, ended_at=self._clock.now())
+            self._backlog.count(seconds, ended_at=ended_at, is_beside_save=self._writer.is_busy)
+        elif counts:
+            self._count(made, seconds=seconds, ended_at=ended_at, can_wait=can_wait)
+        else:
+            self._records.add(made)
+        if not can_wait:
+            self._seal(has_rehearsal=counts)
         return True
 
-    def _count(self, made: StepMade | LateStep, *, samples_before: int, seconds: float) -> None:
-        """Update the loss curve, the metrics, the pace and the cost of a save after a step that counts."""
+    def _with_marks(self, made: StepMade | LateStep) -> StepMade | LateStep:
+        """Return the step, with marks of the state if its row needs them.
+
+        Raises:
+            PoisonedStepError: the step is an anomaly.
+        """
+        if isinstance(made, StepMade):
+            self._records.refuse_poison(made)
+        if not self._is_marked(self._progress.step + 1):
+            return made
         if isinstance(made, LateStep):
-            self._records.keep(made, samples_before=samples_before, seconds=seconds, ended_at=self._clock.now())
-        else:
-            seen = self._progress.samples_seen
-            self._records.count(made, samples_seen=seen, seconds=seconds, ended_at=self._clock.now())
-            if metrics := self._live.finish_step(evaluating=self._evaluating):
-                self._records.amend(metrics)
-        self._pace.step_done(seconds)
-        self._saving.in_flight.step_done(seconds)
+            return with_marks(made, self._live.begin_marks())
+        with span("state marks"):
+            return made._replace(row=made.row._replace(state=self._live.begin_marks()()))
+
+    def _count(self, made: StepMade, *, seconds: float, ended_at: float, can_wait: bool) -> None:
+        """Count a step, and do the work after it."""
+        self._backlog.add(made, seconds=seconds, ended_at=ended_at)
+        if not can_wait:
+            self._backlog.settle()
+        if metrics := self._live.finish_step(evaluating=self._evaluating):
+            self._backlog.settle()
+            self._records.amend(metrics)
+
+    def _seal(self, *, has_rehearsal: bool) -> None:
+        for sealed_step, rows in self._witness.take_full():
+            self._writer.submit(SealJob(sealed_step, rows))
+            if has_rehearsal:
+                self._rehearsal.begin(state_bytes=self._writer.last_size_bytes)
 
     def _evaluating(self) -> AbstractContextManager[None]:
+        self._backlog.settle()
         may_hold = self._ranks.count == 1 and not self._resume.is_pending and self._live.can_save
         return evaluating(self._saving, self._records, self._context.activity, may_hold=may_hold)
 
     def _evaluate(self) -> float:
         with self._context.activity.evaluating():
             return self._live.evaluate()
-
-    def _with_state(self, row: StepRow) -> StepRow:
-        """Return the row, with state marks if it is the last row of a witness or is compared with such a row."""
-        if not self._is_marked(row.step):
-            return row
-        with span("state marks"):
-            return row._replace(state=self._live.begin_marks()())
 
     def _is_marked(self, step: int) -> bool:
         """Whether the row of this newest step gets state marks."""
@@ -274,15 +284,6 @@ class TrainingLoop:
         if self._reporter.is_ending:
             return False  # State after the last commit is not kept.
         return self._safe_points.stops_at(step) or self._safe_points.saves_at(step)
-
-    @property
-    def _needs_fingerprints(self) -> bool:
-        return self._resume.is_pending or self._witness.wants(self._progress.step + 1)
-
-    @property
-    def _measures_norms(self) -> bool:
-        """Whether the norms of the next step are measured even if its row is not compared."""
-        return self._always_measures_norms or (self._progress.step + 1) % NORMS_EVERY_STEPS == 0
 
     def _end(self, reason: StopReason) -> _SomeSteps:
         """Make the last commit. If time is left, also make the witness of this commit."""

@@ -170,7 +170,6 @@ class NoticeResponse:
 _LEAST_QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.02, 0.2
 _QUIET_SHARE = 0.02
 """Pause between full votes, as a share of the time until the next save or stop that depends on the clock."""
-_NOTHING = Vote()
 
 
 class SafePoints:
@@ -189,20 +188,19 @@ class SafePoints:
     ) -> None:
         self._context, self._live, self._resume, self._writer = context, live, resume, writer
         self._saving, self._stop_rule, self._notices = saving, stop_rule, notices
+        self._board, self._clock, self._is_alone = context.board, context.clock, context.ranks.count == 1
         self._has_waited_for_state = False
         self._full_at_seconds = self._full_at_step = 0.0
         """The time and the step of the next full vote. The vote comes at this time or at this step, whichever is
         first."""
 
     def vote(self) -> Vote:
-        """Decide the action of all ranks. If one rank had a notice, the notice is on the board of every rank after this
-        call.
+        """Decide the action of all ranks. This call can be left out while `is_quiet` is true. If one rank had a notice,
+        the notice is on the board of every rank after this call.
 
         Raises:
             FencedError, StoreWriteError: the writer has failed with this error since the last vote.
         """
-        if self._is_quiet:
-            return _NOTHING
         agreed = self._vote_in_full()
         context = self._context
         self._full_at_seconds = context.clock.monotonic() + (0.0 if agreed.save else self._quiet_seconds)
@@ -231,7 +229,7 @@ class SafePoints:
         return min(max(_QUIET_SHARE * left, _LEAST_QUIET_SECONDS), _MOST_QUIET_SECONDS)
 
     @property
-    def _is_quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         """Whether the full vote can be left out, because no stop and no save can be due so soon after the last full
         vote.
 
@@ -241,10 +239,10 @@ class SafePoints:
         progress = self._live.progress
         return (
             progress.step < self._full_at_step
-            and self._context.clock.monotonic() < self._full_at_seconds
-            and self._context.ranks.count == 1
+            and self._clock.monotonic() < self._full_at_seconds
+            and self._is_alone
             and progress.finish_reason is None
-            and self._context.board.is_empty
+            and self._board.is_empty
             and not self._live.wants_save
         )
 

@@ -146,9 +146,9 @@ class SavesInFlight:
         """Record that the newest save will not be committed, because its state changed during the copy."""
         self._submitted.pop(max(self._submitted, default=0), None)
 
-    def step_done(self, seconds: float) -> None:
-        """Record the duration of a step."""
-        self._meter.step_done(seconds, writer_busy=self._writer.is_busy)
+    def step_done(self, seconds: float, *, is_beside_save: bool) -> None:
+        """Record the duration of a step. `is_beside_save` tells if a save was being written during the step."""
+        self._meter.step_done(seconds, writer_busy=is_beside_save)
 
     @property
     def usual(self) -> SaveCost | None:

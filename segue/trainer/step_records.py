@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import NamedTuple
 
+from segue.checkpoints.saving.committer import Writer
 from segue.checkpoints.saving.tracing import span
+from segue.clock import Clock
 from segue.continuity import anomalous_steps
 from segue.continuity.state_marks import Marks
 from segue.continuity.witness import Witness
@@ -19,6 +21,8 @@ from segue.records import Skip
 from segue.spec import AnomalySpec
 from segue.trainer.process.context import AttemptContext
 from segue.trainer.resuming.resume import Resume
+from segue.trainer.save_schedule import SavesInFlight
+from segue.trainer.time_left import Pace
 from segue.trainer.workloads.base import LateStep, StepMade, Workload
 
 log = logging.getLogger(__name__)
@@ -49,7 +53,7 @@ class StepRecords:
         self._newest: StepMade | None = None
         self._unread: _Unread | None = None
         self.loss: float | None = None
-        """Loss of the newest step whose numbers were read."""
+        """Loss of the newest recorded step."""
 
     def keep(self, late: LateStep, *, samples_before: int, seconds: float, ended_at: datetime) -> None:
         """Keep this step until its numbers are read. The step is already counted."""
@@ -140,6 +144,12 @@ class StepRecords:
         self.witness.add(row)
         self._resume.add_replayed(row)
 
+    def may_wait(self, made: StepMade | LateStep) -> bool:
+        """Whether this step, which no witness and no replay needs, can be recorded later. An anomaly cannot wait."""
+        if isinstance(made, LateStep) or self._unread is not None:
+            return False
+        return self._spec.spikes == "off" and anomalous_steps.is_finite(made.row)
+
     def amend(self, metrics: Mapping[str, float]) -> None:
         """Add metrics that were measured after the newest step to the row of this step in the loss curve."""
         self._curve.amend(metrics)
@@ -154,6 +164,51 @@ class StepRecords:
             step_seconds=seconds,
             wall_time=ended_at,
         )
+
+
+class _Counted(NamedTuple):
+    """A counted step that is not recorded yet."""
+
+    made: StepMade
+    seconds: float
+    ended_at: float
+    """On the monotonic clock."""
+    is_beside_save: bool
+
+
+class StepBacklog:
+    """The counted steps whose rows and durations are not recorded yet.
+
+    After each step, the caches of the processor hold the data of the training. So the code and data of the records come
+    from memory again, and the records of one step take ten times as long as those of each of several steps in a row.
+    `settle` must be called before the records are used.
+    """
+
+    def __init__(self, records: StepRecords, *, pace: Pace, saves: SavesInFlight, writer: Writer, clock: Clock) -> None:
+        self._records, self._pace, self._saves = records, pace, saves
+        self._writer, self._clock = writer, clock
+        self._steps: list[_Counted] = []
+
+    def add(self, made: StepMade, *, seconds: float, ended_at: float) -> None:
+        """Keep this step until the next call of `settle`."""
+        self._steps.append(_Counted(made, seconds, ended_at, self._writer.is_busy))
+
+    def settle(self) -> None:
+        """Record all kept steps."""
+        if not self._steps:
+            return
+        steps, self._steps = self._steps, []
+        now, now_at = self._clock.now(), self._clock.monotonic()
+        for made, seconds, ended_at, is_beside_save in steps:
+            self._records.add(made)
+            wall_time = now - timedelta(seconds=now_at - ended_at)
+            self._records.count(made, samples_seen=made.start + made.samples, seconds=seconds, ended_at=wall_time)
+            self.count(seconds, ended_at=ended_at, is_beside_save=is_beside_save)
+
+    def count(self, seconds: float, *, ended_at: float, is_beside_save: bool) -> None:
+        """Record the duration of a step."""
+        self._pace.step_done(seconds, at=ended_at)
+        self._saves.step_done(seconds, is_beside_save=is_beside_save)
 
 
 def curve_of(context: AttemptContext, *, from_step: int) -> Curve:

@@ -27,9 +27,9 @@ shorter time counts."""
 class Pace:
     """The measured duration of a step. The first step is left out."""
 
-    def __init__(self, clock: Clock, *, usual_seconds: float | None = None, may_leave: bool = False) -> None:
+    def __init__(self, *, usual_seconds: float | None = None, may_leave: bool = False) -> None:
         """`may_leave` tells if a slow machine may be left for another one."""
-        self._clock, self._may_leave = clock, may_leave
+        self._may_leave = may_leave
         self.times = StepTimes(usual_seconds)
         self.first_step_at: float | None = None
         self.train_seconds, self.train_steps = 0.0, 0
@@ -46,7 +46,7 @@ class Pace:
         has_left = bool(before) and before[-1].leaves_machine
         is_alone = own is not None and len(own.claim.machines) == 1
         may_leave = is_alone and machine_here(context.device).kind == cluster_of(context.spec) and not has_left
-        return cls(context.clock, usual_seconds=usual, may_leave=may_leave)
+        return cls(usual_seconds=usual, may_leave=may_leave)
 
     @property
     def leaves_machine(self) -> bool:
@@ -61,15 +61,15 @@ class Pace:
             return False
         return steps * usual * slowness > remaining_seconds >= changeover_seconds + steps * usual
 
-    def step_done(self, seconds: float) -> None:
-        """Count a completed step, which took this number of seconds."""
+    def step_done(self, seconds: float, *, at: float) -> None:
+        """Count a completed step, which took this number of seconds and ended at this time of the monotonic clock."""
         self.times.add(seconds)
         if self.first_step_at is None:
             # The first step includes allocations and compilation, so a rate that includes the first step is too slow.
-            self.first_step_at = self._clock.monotonic()
+            self.first_step_at = at
             return
         # Saves and metrics between steps count too, because this rate shows how fast the run approaches its goal.
-        self.train_seconds = self._clock.monotonic() - self.first_step_at
+        self.train_seconds = at - self.first_step_at
         self.train_steps += 1
 
     @property

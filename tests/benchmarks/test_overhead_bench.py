@@ -10,6 +10,8 @@ import pytest
 from benchmarks.common.child import child_environment
 from benchmarks.overhead import measure
 from benchmarks.overhead.command import MOST
+from benchmarks.overhead.empty import STEPS, measure_empty
+from benchmarks.overhead.sampler import USER
 from benchmarks.overhead.turns import Turns
 
 
@@ -61,3 +63,14 @@ def test_a_process_that_ends_within_a_turn_is_no_endless_wait(tmp_path):
     training = measure._Script([sys.executable, "-c", "raise SystemExit(3)"])
     with pytest.raises(RuntimeError, match="exit code 3 before its last turn"):
         turns.stop_after_turn(training)
+
+
+@pytest.mark.matrix
+def test_a_step_that_does_nothing_is_measured_by_part_with_warm_and_with_cold_caches():
+    found = measure_empty()
+    assert {loop: tuple(by_kind) for loop, by_kind in found.items()} == dict.fromkeys(found, tuple(STEPS))
+    for by_kind in found.values():
+        assert by_kind["cold"][USER] > by_kind["warm"].get(USER, 0.0)
+        assert all(by_kind[kind].get("training loop", 0.0) > 0 for kind in STEPS)
+    assert found["recipe"]["warm"]["torch's DataLoader"] > 0
+    assert "torch's DataLoader" not in found["session"]["warm"]

@@ -68,7 +68,9 @@ def test_a_killed_run_with_two_optimizers_ends_as_an_undisturbed_one(
     frame = segue.curve(runlog.reload())
     total = frame["metric.critic"] + frame["metric.generator"]
     assert frame["loss"].to_numpy() == pytest.approx(total.to_numpy(), rel=1e-6)
-    assert (frame[frame["step"] % 10 == 0]["grad_norm"] > 0).all()
+    measured = frame["grad_norm"].dropna()
+    assert len(measured)
+    assert (measured > 0).all()
 
 
 def test_its_weights_are_exported_and_the_readme_names_each_optimizer(

@@ -31,11 +31,11 @@ def test_without_a_bound_no_bound_is_near():
 
 def test_the_pace_is_that_of_the_steps_after_the_first_with_what_is_between_them():
     clock = FakeClock(datetime(2026, 1, 1, tzinfo=UTC))
-    pace = Pace(clock)
+    pace = Pace()
     assert pace.step_seconds is None
     for seconds in (60.0, 2.0, 4.0, 3.0):
         clock.sleep(seconds)
-        pace.step_done(seconds)
+        pace.step_done(seconds, at=clock.monotonic())
         if seconds == 60.0:
             assert pace.step_seconds is None
     assert (pace.train_steps, pace.train_seconds, pace.step_seconds) == (3, 9.0, 3.0)

@@ -135,7 +135,8 @@ class Stopwatch:
 def cost_by_part(spec: RunSpec, *, skipped: int, commit_every: int) -> dict[str, dict[str, float]]:
     """For each part: microseconds of a plain and of a witness step, and bytes a step with so many steps to a commit.
 
-    A plain step is the mean of nine that measure no norms and one that does. The recipe trains by AdamW and a cosine.
+    A plain step is the mean of the steps between two saves, of which few measure norms. The recipe trains by AdamW and
+    a cosine.
     """
     found, stored = _timed_attempt(spec, skipped=skipped)
     per_seal = _bytes_of_seals(stored)
@@ -151,7 +152,7 @@ def cost_by_part(spec: RunSpec, *, skipped: int, commit_every: int) -> dict[str,
 
 
 def plain(seconds: Mapping[StepKind, float]) -> float:
-    """The mean over steps of which every tenth measures norms."""
+    """The mean over steps of which one of `NORMS_EVERY_STEPS` measures norms."""
     share = 1 / NORMS_EVERY_STEPS
     return (1 - share) * seconds[StepKind.PLAIN] + share * seconds[StepKind.NORMS]
 

@@ -32,7 +32,7 @@ class StepKind(StrEnum):
 
     PLAIN = "plain"
     NORMS = "norms"
-    """It measures norms, as every tenth one does."""
+    """It measures norms, as one of `NORMS_EVERY_STEPS` does."""
     WITNESS = "witness"
     """Its row is kept for a resume: eight after each commit."""
     LAST = "last"

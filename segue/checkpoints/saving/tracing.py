@@ -1,4 +1,5 @@
-"""If `SEGUE_TRACE=FILE` is set, writes trace events of training processes, for chrome://tracing and Perfetto.
+"""If `SEGUE_TRACE=FILE` is set at the start of a process, writes trace events of training processes, for
+chrome://tracing and Perfetto.
 
 If this environment variable is set, each process appends one line per event to the file. Each line is written
 immediately, so that the events of a killed process remain. If the variable is not set, nothing is measured.
@@ -16,13 +17,14 @@ from functools import cache
 from segue.clock import SystemClock
 
 VARIABLE = "SEGUE_TRACE"
+_PATH = os.environ.get(VARIABLE)
+IS_ON = bool(_PATH)
 _NOTHING: AbstractContextManager[dict[str, object]] = nullcontext({})
 
 
 def span(name: str, **facts: object) -> AbstractContextManager[dict[str, object]]:
     """Record a block of code as one event of this thread. The block may add facts to the yielded dict."""
-    path = os.environ.get(VARIABLE)
-    return _NOTHING if not path else _measured(_opened(path), name, facts)
+    return _measured(_opened(_PATH), name, facts) if _PATH else _NOTHING
 
 
 @contextmanager
@@ -31,12 +33,18 @@ def _measured(descriptor: int, name: str, facts: dict[str, object]) -> Iterator[
     try:
         yield facts
     finally:
-        took = SystemClock().monotonic() - began
-        event = {"name": name, "ph": "X", "ts": 1e6 * began, "dur": 1e6 * took, "pid": os.getpid()}
-        _append(descriptor, event | {"tid": threading.current_thread().name, "args": facts})
+        _append(descriptor, name, began, SystemClock().monotonic(), facts)
 
 
-def _append(descriptor: int, event: dict[str, object]) -> None:
+def record(name: str, began: float, ended: float, **facts: object) -> None:
+    """Record an event between two times of the monotonic clock. The caller must check `IS_ON`."""
+    assert _PATH
+    _append(_opened(_PATH), name, began, ended, facts)
+
+
+def _append(descriptor: int, name: str, began: float, ended: float, facts: dict[str, object]) -> None:
+    event = {"name": name, "ph": "X", "ts": 1e6 * began, "dur": 1e6 * (ended - began), "pid": os.getpid()}
+    event |= {"tid": threading.current_thread().name, "args": facts}
     # The line is written whole, because the file was opened for appending.
     os.write(descriptor, json.dumps(event, default=str).encode() + b",\n")
 

@@ -104,12 +104,12 @@ class Activity:
         if self._is_taken and threading.get_ident() == self._trains:
             threading.Event().wait()
 
-    def step_done(self, step: int) -> None:
-        """Record the end of a step."""
-        self._steps.step_done(self._clock.monotonic())
+    def step_done(self, step: int, *, at: float) -> None:
+        """Record the end of a step at this time of the monotonic clock."""
+        self._steps.step_done(at)
+        kind, number, _ = self.mark
         # A step after the last save does not set the phase back to training.
-        kind: Kind = "ending" if self.mark.kind == "ending" else "training"
-        self._mark(Mark(kind, self.mark.number + 1, step))
+        self._mark(Mark("ending" if kind == "ending" else "training", number + 1, step))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

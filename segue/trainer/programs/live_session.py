@@ -275,8 +275,11 @@ class LiveSession:
     def _enter(self, call: str, numbers: range | None) -> None:
         record = self.components[RANGE] = self._loop.enter(call, numbers)
         self._owner.restore({RANGE: record})
-        with self._ending.error_kept():
+        try:
             self._loop.require(record)
+        except Exception as error:
+            self._ending.error = error
+            raise
 
     def _leave(self) -> None:
         if self._ending.reason is not StopReason.FINISHED:
@@ -312,13 +315,13 @@ class LiveSession:
 
     def _safe_point(self) -> bool:
         """Close the last step, if there is one, and prepare the next step. Return False if the attempt ends."""
-        if self._steps_so_far >= self.goal and self._loop.ends_before_the_run:
+        if self._loop.ends_before_the_run and self._steps_so_far >= self.goal:
             self._finish_at_goal(f"all {self.goal} steps of the program are done")
         try:
             if self._steps is None:
                 self._due = self._first_due()
             else:
-                self._due = self._steps.send(self._step.close(epoch=self.epoch))
+                self._due = self._steps.send(self._step.close(epoch=self._loop.epoch_index))
         except StopIteration as end:
             self._ending.reason = end.value
             return False
@@ -343,5 +346,8 @@ class LiveSession:
     def _open(self, batch: SessionBatch | None) -> None:
         """Begin the step that the training loop has prepared."""
         assert self._due is not None
-        with self._ending.error_kept():
+        try:
             self._step.open(self._due, batch, compare_state=not self._has_own_code_run)
+        except Exception as error:
+            self._ending.error = error
+            raise

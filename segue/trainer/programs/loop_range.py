@@ -6,8 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -169,15 +168,6 @@ class LoopEnding:
         """The error that ended the attempt, even if the program caught this error."""
         self.reason: StopReason | None = None
         """Stop reason of the attempt; None while it trains, or if the program left its loop."""
-
-    @contextmanager
-    def error_kept(self) -> Iterator[None]:
-        """A block whose error ends the attempt, even if the program catches the exception and continues."""
-        try:
-            yield
-        except Exception as error:
-            self.error = error
-            raise
 
 
 class ProgramLoop:

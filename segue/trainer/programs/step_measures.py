@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from segue.trainer.ranks.ddp import parameter_norm, total_norm
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade
 from segue.trainer.workloads.components import Component, Progress
 from segue.trainer.workloads.state import RNG_PREFIX
-from segue.trainer.workloads.steps.step_result import Number, as_of_now, rates_of, row_of, scale_of, sent
+from segue.trainer.workloads.steps.step_result import Number, as_of_now, on_host, rates_of, row_of, scale_of, sent
 
 
 class _Reported(NamedTuple):
@@ -49,11 +48,15 @@ class _Step:
     """Learning rates that each optimizer used in this step, by the optimizer's id."""
 
 
+_Found = tuple[StepNumbers, Mapping[str, float]]
+"""The numbers of a step, and its further metrics."""
+
+
 class Measured(NamedTuple):
     """The measured numbers of a step."""
 
-    read: Callable[[], tuple[StepNumbers, Mapping[str, float]]]
-    """A function that waits for the step's numbers and further metrics, and returns both."""
+    read: Callable[[], _Found]
+    """A function that waits for the numbers and returns them."""
     is_late: bool
     """Whether an accelerator still computes the numbers."""
 
@@ -65,6 +68,7 @@ class Measures:
         self._parameters: list[torch.Tensor] = []
         self._tracked: frozenset[str] = frozenset()
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._optimizer_ids: frozenset[int] = frozenset()
         self._scaler: torch.amp.GradScaler | None = None
         self._step = _Step()
         self._hook = register_optimizer_step_post_hook(self._after_update)
@@ -85,6 +89,7 @@ class Measures:
             for name, each in objects.items()
             if isinstance(each, torch.optim.Optimizer)
         }
+        self._optimizer_ids = frozenset(map(id, self.optimizers.values()))
         self._scaler = next((each for each in objects.values() if isinstance(each, torch.amp.GradScaler)), None)
 
     def begin(self, *, with_norms: bool) -> None:
@@ -108,8 +113,8 @@ class Measures:
             metrics=dict(zip(names, kept, strict=True)) if names else NO_METRICS,
         )
 
-    def outcome(self, step: int) -> Measured:
-        """Return the numbers of the completed step, and its further metrics.
+    def outcome(self, step: int) -> _Found | Measured:
+        """Return the numbers of the completed step. If an accelerator may still compute them, they can be read later.
 
         Raises:
             SessionError: the program reported nothing in this step.
@@ -120,18 +125,18 @@ class Measures:
             raise SessionError(what=what, fix=fix)
         loss, rates, grad_norm, metrics = self._step.reported
         if rates is None:
-            used = self._step.rates
-            rates = tuple(rate for each in self.optimizers.values() for rate in used.get(id(each), rates_of(each)))
+            used, rates = self._step.rates, ()
+            for each in self.optimizers.values():
+                rates = (*rates, *(used.get(id(each)) or rates_of(each)))
         has_norms = self._step.with_norms and grad_norm is None
         # The numbers are copied, because the program may make another update before they are read.
         norms = list(self._step.grad_norms) if has_norms else [] if grad_norm is None else [grad_norm]
         weights = [self._norm_of_parameters()] if self._step.with_norms else []
-        scale = scale_of(self._scaler)
-        # All numbers are read together, because each read waits for an accelerator.
-        asked = sent([loss, *rates, *norms, *weights, *scale, *metrics.values()])
+        scale = scale_of(self._scaler) if self._scaler is not None else []
+        asked = [loss, *rates, *norms, *weights, *scale, *metrics.values()]
 
-        def read() -> tuple[StepNumbers, Mapping[str, float]]:
-            values = iter(asked.read())
+        def shown(found: list[float]) -> _Found:
+            values = iter(found)
             outcome = StepNumbers(
                 loss=next(values),
                 lr=tuple(islice(values, len(rates))),
@@ -141,7 +146,12 @@ class Measures:
             )
             return outcome, dict(zip(metrics, values, strict=True)) if metrics else NO_METRICS
 
-        return Measured(read, asked.is_late)
+        found = on_host(asked)
+        if found is not None:
+            return shown(found)
+        # All numbers are read together, because each read waits for an accelerator.
+        on_its_way = sent(asked)
+        return Measured(lambda: shown(on_its_way.read()), on_its_way.is_late)
 
     def parameter_norm(self) -> float:
         """Norm of all parameters of the measured modules."""
@@ -167,7 +177,7 @@ class Measures:
                 parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if any(optimizer is each for each in self.optimizers.values()):
+        if id(optimizer) in self._optimizer_ids:
             self._step.rates[id(optimizer)] = rates_of(optimizer)
             if self._step.with_norms:
                 found = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
@@ -215,7 +225,8 @@ class StepInProgress:
     def open(self, due: StepDue, batch: SessionBatch | None, *, compare_state: bool) -> None:
         """Begin the due step. If the comparison of its inputs with the run raises an error, no step begins."""
         prelude = self._prelude(batch, with_fingerprints=due.needs_fingerprints)
-        due.check(prelude, compare_state=compare_state)
+        if due.needs_fingerprints:
+            due.check(prelude, compare_state=compare_state)
         self._opened = due, prelude, batch
         self._measures.begin(with_norms=due.needs_norms)
 
@@ -230,13 +241,21 @@ class StepInProgress:
         # If the samples of a step are unknown, the step counts as one sample.
         start, samples = progress.samples_seen, max(len(ids), 1)
 
-        def read(*, alone: bool = False) -> StepMade:
-            outcome, metrics = measured.read()
-            row = row_of(prelude, outcome) if alone else _row_on(ranks, prelude, outcome)
+        def made(found: _Found, *, is_alone: bool) -> StepMade:
+            outcome, metrics = found
+            row = row_of(prelude, outcome) if is_alone else _row_on(ranks, prelude, outcome)
             return StepMade(row, start, samples, ids, epoch, metrics)
 
-        is_late = measured.is_late and due.may_be_late
-        return LateStep(start, samples, read, partial(read, alone=True)) if is_late else read()
+        if not isinstance(measured, Measured):
+            return made(measured, is_alone=ranks.count == 1)
+        if not (measured.is_late and due.may_be_late):
+            return made(measured.read(), is_alone=False)
+        return LateStep(
+            start,
+            samples,
+            read=lambda: made(measured.read(), is_alone=False),
+            read_alone=lambda: made(measured.read(), is_alone=True),
+        )
 
     def _prelude(self, batch: SessionBatch | None, *, with_fingerprints: bool) -> Prelude:
         step = self._progress.step + 1

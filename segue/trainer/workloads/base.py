@@ -33,8 +33,8 @@ class StepDue(NamedTuple):
     needs_norms: bool
     """Whether the step's row needs the norms of gradients and parameters."""
     check: Check
-    """A check that the workload calls before it makes the step. If a resume differs, the check raises an error, and the
-    workload must not make the step."""
+    """A check that the workload calls before it makes a step that needs fingerprints. If a resume differs, the check
+    raises an error, and the workload must not make the step."""
     before_update: Callable[[], None]
     """A function that the workload calls after the gradient is complete and before the state changes."""
     may_be_late: bool = False

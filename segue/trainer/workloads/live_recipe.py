@@ -212,7 +212,8 @@ class LiveRecipe:
         """Draw the next batches and make one optimizer step with them."""
         group = next(self._drawn)
         prelude = self.prelude(group, with_fingerprints=due.needs_fingerprints)
-        due.check(prelude)
+        if due.needs_fingerprints:
+            due.check(prelude)
         begun = self._begin_step(group, prelude, before_update=due.before_update, with_norms=due.needs_norms)
         if begun.is_late and due.may_be_late and not self._has_work_after(group):
             read, read_alone = (partial(self._made, group, prelude, begun, ranks) for ranks in (self._ranks, Ranks()))
@@ -226,8 +227,8 @@ class LiveRecipe:
 
     def finish_step(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
         """Do the work after a counted step: make a due evaluation, check for early stopping, and end an epoch."""
-        seen = self.progress.samples_seen
-        ends_epoch, self.progress.owes_evaluation = self.feed.order.is_epoch_over(seen), self._is_evaluation_due
+        seen, is_due = self.progress.samples_seen, self.recipe.evaluate_every is not None and self._is_evaluation_due
+        ends_epoch, self.progress.owes_evaluation = self.feed.order.is_epoch_over(seen), is_due
         if not ends_epoch and not self.progress.owes_evaluation:
             return NO_METRICS
         if ends_epoch and self.recipe.on_epoch is not None:
@@ -314,7 +315,8 @@ class LiveRecipe:
         self, group: Group, prelude: Prelude, *, before_update: Callable[[], None], with_norms: bool
     ) -> StepBegun:
         self._metric_schedulers.make_up(self.evaluate)
-        self.recipe = spread_again(self.recipe, self._device)
+        if self._ranks.count > 1:
+            self.recipe = spread_again(self.recipe, self._device)
         return self._begin(
             self.recipe,
             [to_device(content, self._device) for content in group.contents],
@@ -344,4 +346,5 @@ class LiveRecipe:
         self.progress.step += 1
         self.progress.samples_seen = start + count
         self._structure.step_made()
-        self._metric_schedulers.step_made(is_evaluation_due=self._is_evaluation_due)
+        if self.recipe.by_metric:
+            self._metric_schedulers.step_made(is_evaluation_due=self._is_evaluation_due)

@@ -22,7 +22,7 @@ def trained(clock, *, steps, seconds):
     activity = Activity(clock)
     for step in range(1, steps + 1):
         clock.advance(seconds)
-        activity.step_done(step)
+        activity.step_done(step, at=clock.monotonic())
     return activity
 
 
@@ -61,7 +61,7 @@ def test_an_attempt_that_ends_may_wait_for_a_slow_store_also_after_its_witness_s
     activity.ending()
     with activity.evaluating():
         clock.advance(1)
-    activity.step_done(10)
+    activity.step_done(10, at=clock.monotonic())
     assert activity.mark.kind == "ending"
     assert limit(activity, make_spec) == 1000 + make_spec().checkpoints.max_work_at_risk_seconds
 
