@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 
 from benchmarks.__main__ import app as bench_app
-from segue.cli.main import app
+from segue.cli.main import whole_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -32,7 +32,7 @@ BANNED = (
 )
 OLD_NAME_OF_CURVE_RESUME = "`segue curve seam` is the old name of `segue curve resume`."
 
-ALL_COMMANDS, ALL_BENCHMARKS = get_command(app), get_command(bench_app)
+ALL_COMMANDS, ALL_BENCHMARKS = whole_command(), get_command(bench_app)
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from typer.cli import get_docs_for_click
-from typer.main import get_command
 
 from segue.metrics.families import FAMILIES
 from website.fields import fields_text
@@ -54,9 +53,9 @@ def metrics_text() -> str:
 
 def commands_page() -> str:
     """docs/commands.md: every command with its arguments and options."""
-    from segue.cli.main import app
+    from segue.cli.main import whole_command
 
-    command = get_command(app)
+    command = whole_command()
     text = get_docs_for_click(obj=command, ctx=_context(command), name="segue")
     sections = re.split(r"\n(?=##+ `)", html.unescape(text))[1:]
     kept = (each for each in sections if each.split("`")[1] not in OLD_COMMANDS)

@@ -1,36 +1,144 @@
-"""The `segue` command; only the subcommands that need Prefect or torch import them, when they run."""
+"""The `segue` command. It imports only the subcommand that it runs, because the imports of all of them take longer than
+most of them run."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-from segue.cli import checkpoints, curve
-from segue.cli.audit import audit
-from segue.cli.costs import costs
-from segue.cli.doctor import doctor
-from segue.cli.drill import drill
-from segue.cli.init import init
-from segue.cli.plan import plan
-from segue.cli.pools import pools
-from segue.cli.recover import recover
-from segue.cli.retraining import data, models, retrain
-from segue.cli.run import run
-from segue.cli.serve import serve
-from segue.cli.status import runs, status, stop
-from segue.cli.track import track
-from segue.cli.worker import worker
 from segue.errors import SegueError
 from segue.reports.console import console, show_error
 
-app = typer.Typer(
-    name="segue",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+_COMMANDS = {
+    "init": (
+        "init:init",
+        "Write an example recipe, a run spec, a retraining, Prefect deployments and a CI step into this folder.",
+    ),
+    "doctor": (
+        "doctor:doctor",
+        "Check the store, Prefect, pools, notices, recipe and this machine, without buying capacity or changing a run.",
+    ),
+    "drill": (
+        "drill:drill",
+        "Train a recipe or a program twice, once with kills or notices, and compare the two final states bit for bit.",
+    ),
+    "plan": (
+        "plan:plan",
+        "Forecast a run before it starts: cost, lateness, preemptions, lost work, save interval.",
+    ),
+    "run": (
+        "run:run",
+        "Train a recipe or a program through Prefect; if no server is configured, start a local server with workers.",
+    ),
+    "runs": (
+        "status:runs",
+        "List the runs of a store: state, step, time before or after the deadline, cost.",
+    ),
+    "status": (
+        "status:status",
+        "Show one run: its segments, verdicts, preemptions, last decision, cost, and damaged records.",
+    ),
+    "costs": (
+        "costs:costs",
+        "Show what the runs of a store have cost: time on spot and on-demand, and money, with what trains now.",
+    ),
+    "pools": (
+        "pools:pools",
+        "Show each pool as the runs of a store have seen it: price, share of time up, mean life, mean wait, starts.",
+    ),
+    "audit": (
+        "audit:audit",
+        "Replay committed steps of a run on this machine, and compare them with the log; name the machine that "
+        "differs.",
+    ),
+    "stop": (
+        "status:stop",
+        "Stop a run: the attempt that trains commits a last checkpoint, and no further attempt starts.",
+    ),
+    "track": (
+        "track:track",
+        "Send a run's committed steps and its end to its experiment trackers; no tracker gets a step twice.",
+    ),
+    "recover": (
+        "recover:recover",
+        "Find open runs without a living parent, and start their parents again, as the deployment `recover` does.",
+    ),
+    "serve": (
+        "serve:serve",
+        "Run the parents of many runs in one process, in place of `prefect worker start --pool parents`.",
+    ),
+    "worker": (
+        "worker:worker",
+        "Run a worker that starts segments of a process pool two to three seconds sooner than Prefect's own worker.",
+    ),
+    "checkpoints": (
+        "checkpoints:app",
+        "List a run's checkpoints, export a checkpoint as plain files, import weights as a run's first checkpoint, or "
+        "lift a quarantine.",
+    ),
+    "curve": (
+        "curve:app",
+        "Show a run's loss curve, check it, or draw one of its resume points.",
+    ),
+    "data": (
+        "retraining.data:app",
+        "Data of a scheduled retraining: write expectations, check a slot's data, show its Data Docs.",
+    ),
+    "retrain": (
+        "retraining.retrain:app",
+        "Scheduled retraining: deploy it, start or backfill its slots, show the outcome of each slot.",
+    ),
+    "models": (
+        "retraining.models:app",
+        "Versions of the models that scheduled retrainings train: list, compare, approve, promote, roll back.",
+    ),
+}
+"""For each command, its module and function, and its line in the list of commands."""
+
+
+class _Commands(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.commands or cmd_name not in _COMMANDS:
+            return self.commands.get(cmd_name)
+        return TyperCommand(cmd_name, help=_COMMANDS[cmd_name][1])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command if name is None else _imported(name), rest
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = _COMMANDS[name][0].partition(":")
+    given = getattr(import_module(f"segue.cli.{module}"), attribute)
+    holder = typer.Typer(add_completion=False)
+    holder.callback()(lambda: None)
+    if isinstance(given, typer.Typer):
+        holder.add_typer(given)
+    else:
+        holder.command()(given)
+    group = get_command(holder)
+    assert isinstance(group, TyperGroup)
+    return group.commands[name]
+
+
+def whole_command() -> TyperGroup:
+    """The `segue` command with all its subcommands imported."""
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    group.commands = {name: _imported(name) for name in _COMMANDS}
+    return group
+
+
+app = typer.Typer(name="segue", cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _show_version(is_asked: bool) -> None:
@@ -46,31 +154,6 @@ def segue(
     ] = False,
 ) -> None:
     """Train PyTorch models on interruptible spot capacity, in segments that end at a committed checkpoint."""
-
-
-for command in (
-    init,
-    doctor,
-    drill,
-    plan,
-    run,
-    runs,
-    status,
-    costs,
-    pools,
-    audit,
-    stop,
-    track,
-    recover,
-    serve,
-    worker,
-):
-    app.command()(command)
-app.add_typer(checkpoints.app)
-app.add_typer(curve.app)
-app.add_typer(data.app)
-app.add_typer(retrain.app)
-app.add_typer(models.app)
 
 
 def main() -> None:

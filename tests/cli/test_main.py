@@ -7,7 +7,9 @@ import sys
 from importlib.metadata import version
 
 import pytest
+from typer.main import get_command
 
+from segue.cli.main import app, whole_command
 from tests.cli.test_errors import TINY, Place, refusal
 
 
@@ -56,3 +58,20 @@ def test_without_a_recipe_the_run_toml_of_the_folder_is_used(place, command):
 
 def test_without_a_run_toml_nothing_is_said_of_it(place):
     assert "run.toml" not in refusal(place.run("run", TINY, "--steps", "0"))
+
+
+def test_the_list_of_commands_has_the_first_sentence_of_each_and_imports_none_of_them(place):
+    whole = whole_command()
+    context = whole.context_class(whole, info_name="segue")
+    listed = get_command(app)
+    for name in listed.list_commands(context):
+        line = listed.get_command(context, name).help
+        assert line == whole.commands[name].get_short_help_str(limit=1000), name
+    look = (
+        "import sys; from segue.cli import main as cli\n"
+        "try:\n    cli.main()\nexcept SystemExit as end:\n"
+        "    print(end.code, 'segue.records' in sys.modules, 'segue.cli.status' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", look, "--help"], capture_output=True, text=True, check=True)
+    assert "recover" in done.stdout
+    assert done.stderr == "0 False False\n"

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
-from segue.cli.main import app
+from segue.cli.main import whole_command
 from segue.policies import POLICIES
 from segue.spec import RunSpec
 from website import reference
@@ -41,7 +40,7 @@ def commands_in(command: Any, path: str) -> Iterator[tuple[str, Any]]:
 def test_every_command_has_a_section_with_each_of_its_options():
     parts = re.split(r"^##+ ", commands_page(), flags=re.MULTILINE)[1:]
     sections = {part.split("`")[1]: part for part in parts}
-    commands = dict(commands_in(get_command(app), "segue"))
+    commands = dict(commands_in(whole_command(), "segue"))
     assert set(sections) == set(commands) - set(OLD_COMMANDS)
     for path, section in sections.items():
         options = [name for each in commands[path].params for name in each.opts if name.startswith("--")]
