@@ -19,6 +19,7 @@ from benchmarks.deadline.simulate import simulate
 from benchmarks.dispatch.command import dispatch
 from benchmarks.fencing.command import fencing
 from benchmarks.fleet.command import fleet
+from benchmarks.growth.command import growth
 from benchmarks.overhead.command import overhead
 from benchmarks.turnaround.command import turnaround
 from benchmarks.waiting.command import waiting
@@ -67,6 +68,7 @@ app.command()(deadline)
 app.command()(dispatch)
 app.command()(fencing)
 app.command()(fleet)
+app.command()(growth)
 app.command()(overhead)
 app.command()(simulate)
 app.command()(turnaround)

@@ -29,6 +29,7 @@ COVERED = {
     "dispatch": "test_commands:test_starts_are_timed_and_the_refusals_of_all_requests_are_counted",
     "fencing": "test_fencing_bench:test_no_world_loses_tears_or_doubles_a_commit_or_passes_over_one",
     "fleet": "test_commands:test_a_fleet_of_two_finishes_in_time",
+    "growth": "test_growth_bench:test_each_thing_is_measured_at_each_size",
     "simulate": "deadline.test_simulate:test_policies_are_compared_in_one_json_object",
     "overhead": "test_overhead_bench:test_every_loop_trains_in_a_process_of_its_own_and_has_its_figures",
     "turnaround": "test_turnaround_bench:test_the_benchmark_measures_each_part_on_a_real_prefect",
