@@ -19,7 +19,7 @@ from benchmarks.waiting.logs import RUN_ID, spec_of, write_log
 from segue.clock import SystemClock
 from segue.continuity.witness import StepRow
 from segue.controller.steps import open_run
-from segue.curves.schema import ROWS_PER_PART, Curve
+from segue.curves.curve_rows import ROWS_PER_PART, Curve
 from segue.runlog import keys
 from segue.runlog.entries import SealEntry, encode
 from segue.runlog.history import History, read_history

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from segue.curves.curve_rows import METRIC_PREFIX
 from segue.curves.frame import steps_of_lineage
-from segue.curves.schema import METRIC_PREFIX
 from segue.errors import MissingObjectError
 from segue.runlog import keys
 from segue.runlog.history import History

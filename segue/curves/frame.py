@@ -121,7 +121,8 @@ def stored_tables(runlog: RunLog, *, of_attempts: Iterable[str] = ("",)) -> Iter
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from segue.curves.schema import METRIC_PREFIX, SCHEMA
+    from segue.curves.curve_rows import METRIC_PREFIX
+    from segue.curves.schema import SCHEMA
 
     prefix = keys.metrics_prefix(runlog.run_id)
     starts = tuple(keys.metrics_of_attempt(runlog.run_id, attempt) if attempt else prefix for attempt in of_attempts)

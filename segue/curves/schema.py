@@ -1,26 +1,15 @@
-"""Stores the loss curve of one attempt in Parquet files."""
+"""The columns of the loss curve in a Parquet file, and the digest of its rows."""
 
 from __future__ import annotations
 
 import hashlib
-import io
-import math
-import struct
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
-from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
-
-from segue.continuity.witness import StepRow
-from segue.records import CurveDigest
 
 SCHEMA = pa.schema(
     [
@@ -47,121 +36,19 @@ SCHEMA = pa.schema(
 Old files lack the columns `environment` and `from_checkpoint`. `segue.curve` then takes both from the run's log.
 """
 
-ROWS_PER_PART = 20_000
 
-_ROW = struct.Struct("=qqqdddddq")
-_ROW_TYPE = np.dtype(
-    [(name, "i8") for name in ("step", "epoch", "samples_seen")]
-    + [(name, "f8") for name in ("loss", "grad_norm", "param_norm", "lr", "step_seconds")]
-    + [("wall_time", "i8")]
-)
-"""The type of a packed row. A packed row has the columns of `SCHEMA` that vary within an attempt."""
-
-METRIC_PREFIX = "metric."
-"""Prefix of the column names of the training code's own metrics."""
-
-NO_METRICS: Mapping[str, float] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class CurvePart:
-    """Consecutive rows of an attempt's curve, which are stored as one file."""
-
-    number: int
-    constants: dict[str, Any]
-    rows: bytes
-    """The packed rows, with the columns that vary."""
-    metrics: Mapping[str, array[Any]] = field(default_factory=dict)
-    """The columns of the training code's own metrics, by name."""
-
-    def to_parquet(self) -> bytes:
-        """Return all rows of the part as one file."""
-        buffer = io.BytesIO()
-        pq.write_table(self._table, buffer)
-        return buffer.getvalue()
-
-    def digest(self) -> CurveDigest:
-        """Return the digest of all rows of the part, without reading the file."""
-        return CurveDigest(part=self.number, rows=self._table.num_rows, sha256=sha256_of(self._table))
-
-    @cached_property
-    def _table(self) -> pa.Table:
-        rows = np.frombuffer(self.rows, _ROW_TYPE)
-        arrays = [
-            _repeated(field, self.constants[field.name], len(rows))
-            if field.name in self.constants
-            else _column(field, np.ascontiguousarray(rows[field.name]))
-            for field in SCHEMA
-        ]
-        own = [pa.field(METRIC_PREFIX + name, pa.float64()) for name in self.metrics]
-        arrays += [_column(field, column) for field, column in zip(own, self.metrics.values(), strict=True)]
-        return pa.Table.from_arrays(arrays, schema=pa.schema([*SCHEMA, *own]))
-
-
-class Curve:
-    """The rows of this attempt's steps.
-
-    They are divided into parts, so that only the last part has to be stored again.
-    """
-
-    def __init__(self, **constants: Any) -> None:
-        self._constants = constants
-        self._number = 0
-        self._rows = bytearray()
-        self._metrics: dict[str, array[Any]] = {}
-
-    def add(
-        self,
-        row: StepRow,
-        *,
-        epoch: int,
-        samples_seen: int,
-        step_seconds: float,
-        wall_time: datetime,
-        metrics: Mapping[str, float] = NO_METRICS,
-    ) -> None:
-        """Add the row of one step. Each of the `metrics` has its own column, with NaN for steps without the metric."""
-        # The row is packed, because an append to nine columns would take nine times as long.
-        self._rows += _ROW.pack(
-            row.step,
-            epoch,
-            samples_seen,
-            row.loss,
-            math.nan if row.grad_norm is None else row.grad_norm,
-            math.nan if row.param_norm is None else row.param_norm,
-            row.lr[0] if row.lr else 0.0,
-            step_seconds,
-            round(wall_time.timestamp() * 1e6),
-        )
-        if metrics or self._metrics:
-            self._add_metrics(metrics)
-
-    def amend(self, metrics: Mapping[str, float]) -> None:
-        """Add these metrics to the newest row. The part of this row is not full yet."""
-        count = self._count
-        for name, value in metrics.items():
-            column = self._metrics.setdefault(name, array("d", [math.nan]) * count)
-            column[-1] = value
-
-    def _add_metrics(self, metrics: Mapping[str, float]) -> None:
-        count = self._count
-        for name in metrics:
-            if name not in self._metrics:
-                self._metrics[name] = array("d", [math.nan]) * (count - 1)
-        for name, column in self._metrics.items():
-            column.append(metrics.get(name, math.nan))
-
-    def take(self) -> tuple[CurvePart, ...]:
-        """Return the current part with its rows so far. A full part is returned for the last time."""
-        metrics = {name: column[:] for name, column in self._metrics.items()}
-        part = CurvePart(self._number, self._constants, bytes(self._rows), metrics)
-        if self._count >= ROWS_PER_PART:
-            self._number, self._rows, self._metrics = self._number + 1, bytearray(), {}
-        return (part,)
-
-    @property
-    def _count(self) -> int:
-        return len(self._rows) // _ROW.size
+def table_of(rows: npt.NDArray[Any], *, constants: Mapping[str, Any], metrics: Mapping[str, array[Any]]) -> pa.Table:
+    """Return these rows as a table, with a column for each metric. `constants` has the columns that are constant within
+    an attempt."""
+    arrays = [
+        _repeated(field, constants[field.name], len(rows))
+        if field.name in constants
+        else _column(field, np.ascontiguousarray(rows[field.name]))
+        for field in SCHEMA
+    ]
+    own = [pa.field(name, pa.float64()) for name in metrics]
+    arrays += [_column(field, column) for field, column in zip(own, metrics.values(), strict=True)]
+    return pa.Table.from_arrays(arrays, schema=pa.schema([*SCHEMA, *own]))
 
 
 def sha256_of(rows: pa.Table) -> str:

@@ -17,7 +17,7 @@ from segue.checkpoints.saving.staging import Encoded, Staged, StagingArea
 from segue.checkpoints.saving.tracing import span
 from segue.continuity.recipe_diff import UNTRACKED
 from segue.curves.curve_damage import DamageSearch
-from segue.curves.schema import Curve
+from segue.curves.curve_rows import Curve
 from segue.errors import SessionError, StructureChangedError
 from segue.policy.save_interval import Life
 from segue.records import Finding

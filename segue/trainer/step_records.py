@@ -15,7 +15,7 @@ from segue.clock import Clock
 from segue.continuity import anomalous_steps
 from segue.continuity.state_marks import Marks
 from segue.continuity.witness import Witness
-from segue.curves.schema import Curve
+from segue.curves.curve_rows import Curve
 from segue.errors import PoisonedStepError
 from segue.records import Skip
 from segue.spec import AnomalySpec

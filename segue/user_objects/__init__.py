@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import inspect
+import os
 import site
 import sysconfig
 import types
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+_OF_SEGUE = f"{Path(__file__).parents[1]}{os.sep}"
+_FOR_TESTS = f"{_OF_SEGUE}testing{os.sep}"
 _METRIC_WORDS = frozenset(
     {"accuracy", "acc", "current", "error", "err", "loss", "metric", "metrics", "perf", "performance", "score"}
     | {"scores", "val", "validation", "value", "values"}
@@ -139,13 +143,18 @@ def is_users_file(file: str) -> bool:
     """Whether a source file belongs to the user. Such a file is not installed, and is not part of Python or segue."""
     if file.startswith("<frozen "):
         return False  # This is Python's own code, such as the code that runs a script.
-    here = Path(__file__).parents[1]
-    path = Path(file)
-    if path.is_relative_to(here) and not path.is_relative_to(here / "testing"):
+    path = str(Path(file))
+    if path.startswith(_OF_SEGUE) and not path.startswith(_FOR_TESTS):
         return False
-    return not any(path.is_relative_to(folder) for folder in installed_folders())
+    return not path.startswith(_installed_prefixes())
 
 
+@cache
+def _installed_prefixes() -> tuple[str, ...]:
+    return tuple(f"{Path(folder)}{os.sep}" for folder in installed_folders())
+
+
+@cache
 def installed_folders() -> tuple[str, ...]:
     """Return the folders of Python's own modules and of installed packages."""
     paths = sysconfig.get_paths()

@@ -85,7 +85,7 @@ def test_a_plain_step_takes_no_fingerprint_and_calls_little(watched):
     assert len(noting) <= STEPS // COMMIT_EVERY
     for calls in plain_steps:
         looks = calls["trainer/safe_points.py"] > 1
-        look = looks * CALLS_OF_A_LOOK + calls["curves/schema.py"] * CALLS_OF_A_RECORD
+        look = looks * CALLS_OF_A_LOOK + calls["curves/curve_rows.py"] * CALLS_OF_A_RECORD
         assert calls.total() <= MOST_CALLS + look + (CALLS_OF_A_COMMIT if calls[NOTES_A_COMMIT] else 0), calls
 
 

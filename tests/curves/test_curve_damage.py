@@ -12,10 +12,11 @@ import pytest
 
 from segue.checkpoints.loading.quarantine import quarantine
 from segue.continuity.witness import StepRow
-from segue.curves import schema
+from segue.curves import curve_rows
 from segue.curves.curve_damage import damaged_parts, up_to
+from segue.curves.curve_rows import Curve
 from segue.curves.expectations import check_curve
-from segue.curves.schema import Curve, sha256_of
+from segue.curves.schema import sha256_of
 from segue.records import VerdictKind
 from segue.reports.page import finding_lines
 from segue.runlog import keys
@@ -103,7 +104,7 @@ def test_a_nan_of_other_bits_is_the_same_value():
 @pytest.fixture
 def long_run(tmp_path, monkeypatch):
     """A log and a store of one attempt with three full parts."""
-    monkeypatch.setattr(schema, "ROWS_PER_PART", 10)
+    monkeypatch.setattr(curve_rows, "ROWS_PER_PART", 10)
     book, store = Logbook(make_spec()), LocalStore(tmp_path).create()
     attempt_id = book.claim(book.plan())
     curve = Curve(

@@ -167,6 +167,21 @@ def test_a_bare_session_imports_nothing_that_trains():
     assert found.stdout == "[]\n"
 
 
+def test_before_its_first_step_a_local_session_imports_nothing_that_only_saves_and_people_need(tmp_path):
+    code = """
+import sys, torch, segue
+model = torch.nn.Linear(2, 1)
+with segue.session(local=sys.argv[1]) as run:
+    run.track(model=model)
+    for _ in run.steps(2):
+        print(sorted({"pyarrow", "pandas", "prefect", "boto3", "rich", "typer", "matplotlib"} & sys.modules.keys()))
+        run.report(loss=1.0)
+"""
+    asked = [sys.executable, "-c", code, str(tmp_path / "runs")]
+    found = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[0] == "[]"
+
+
 def test_one_of_several_ranks_has_no_local_session(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SessionError, match="trains in one process"), segue.session(local=tmp_path / "runs"):

@@ -23,7 +23,7 @@ from segue.clock import SystemClock
 from segue.controller.attempt_ends import declare_lost
 from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.controller.steps import decide_next
-from segue.curves.schema import Curve
+from segue.curves.curve_rows import Curve
 from segue.errors import WorkAtRiskError
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard

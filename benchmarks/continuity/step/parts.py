@@ -22,7 +22,7 @@ from benchmarks.continuity.step.plain import PlainScript
 from benchmarks.continuity.step.stepwise import WITNESS_STEPS, Step, StepKind, Stored, attempt_by_steps
 from segue.continuity import anomalous_steps
 from segue.continuity.witness import NORMS_EVERY_STEPS, Witness
-from segue.curves.schema import Curve
+from segue.curves.curve_rows import Curve
 from segue.data.order import SampleOrder
 from segue.runlog.entries import SealEntry, encode
 from segue.spec import RunSpec

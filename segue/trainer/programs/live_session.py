@@ -12,7 +12,7 @@ from typing import Any
 
 from segue.continuity.recipe_diff import RANGE
 from segue.continuity.state_marks import Marks
-from segue.curves.schema import NO_METRICS
+from segue.curves.curve_rows import NO_METRICS
 from segue.data.streams import streams_kept
 from segue.errors import SessionError
 from segue.records import Finding, Notice, StopReason

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
-from segue.curves.schema import NO_METRICS
+from segue.curves.curve_rows import NO_METRICS
 from segue.errors import SessionError
 from segue.trainer.programs.batches import SessionBatch
 from segue.trainer.ranks.collectives import Ranks, StepNumbers, combined

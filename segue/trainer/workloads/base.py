@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from segue.continuity.state_marks import Marks
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
-from segue.curves.schema import NO_METRICS
+from segue.curves.curve_rows import NO_METRICS
 from segue.data.order import Ids
 from segue.records import Finding, Notice, StopReason
 from segue.trainer.workloads.components import Component, Progress

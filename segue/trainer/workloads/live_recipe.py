@@ -19,7 +19,7 @@ from segue.continuity.recipe_diff import UNTRACKED
 from segue.continuity.state_marks import Marks, begin_marks
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
-from segue.curves.schema import NO_METRICS
+from segue.curves.curve_rows import NO_METRICS
 from segue.data.config import config_with_data
 from segue.data.loader import Feed, Group, grouped
 from segue.data.streams import seed_all

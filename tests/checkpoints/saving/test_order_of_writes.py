@@ -14,7 +14,7 @@ from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.checkpoints.saving.written import PreparedCommit
 from segue.clock import SystemClock
-from segue.curves.schema import CurvePart
+from segue.curves.curve_rows import CurvePart
 from segue.errors import FencedError
 from segue.records import Environment, Manifest
 from segue.runlog import keys
