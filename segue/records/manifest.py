@@ -177,6 +177,11 @@ class Manifest(Value):
     forked_from: Fork | None = Field(
         None, description="Checkpoint of another run from which this run was forked; None: no fork."
     )
+    lost_ranks: tuple[int, ...] = Field(
+        (),
+        exclude_if=lambda ranks: not ranks,
+        description="Ranks that had ended before rank 0 committed this state alone.",
+    )
 
     @field_serializer("shards")
     def _shards_as_json(self, shards: tuple[Shard, ...]) -> list[dict[str, Any]]:

@@ -130,6 +130,8 @@ def _verdict_of(report: SegmentReport, history: History) -> str:
 
 
 def _origin(manifest: Manifest) -> str | None:
+    if manifest.lost_ranks:
+        return f"committed by rank 0 alone after the loss of rank {', '.join(map(str, manifest.lost_ranks))}"
     file, fork = manifest.imported_from, manifest.forked_from
     if file is not None:
         return f"{manifest.origin} (SHA-256 {file.sha256})"

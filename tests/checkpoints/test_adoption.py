@@ -193,6 +193,19 @@ def test_a_save_of_several_ranks_is_adopted_when_all_of_them_completed_the_same_
         assert set(found.snapshot.tensors) == {"model.a", "model.b"}
 
 
+def test_a_save_that_rank_0_made_alone_after_the_loss_of_another_rank_is_adopted(run):
+    plan, claim = run.begin()
+    run.save(claim, 10)
+    path = run.path(claim, 10, "rank-0.commit.json")
+    part = PreparedCommit.decode(path.read_bytes())
+    facts = {**part.facts, "environment": TWO_RANKS.model_dump(mode="json"), "lost_ranks": [1]}
+    path.write_bytes(PreparedCommit(facts, part.written, part.partition_hash).encode())
+    run.dies(plan)
+    _, second = run.begin()
+    found = newest_valid(run.log, epoch=second.epoch)
+    assert (found.checkpoint.manifest.step, found.checkpoint.manifest.lost_ranks) == (10, (1,))
+
+
 def test_a_damaged_log_adopts_nothing(run):
     killed_with_a_save(run)
     run.log.store.root.joinpath(keys.log_key(run.spec.run_id, 3)).write_bytes(b"{}")

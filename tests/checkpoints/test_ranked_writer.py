@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from segue.checkpoints.saving.ranked_writer import RankedWriter
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.checkpoints.saving.written import Save
-from segue.errors import RankMismatchError, WriterDiedError
+from segue.errors import RankMismatchError
 from segue.stores import LocalStore, StoreWriteError
 from segue.testing.faulty_store import FaultyStore
 from tests.support.manifests import manifest_of
@@ -79,20 +80,30 @@ def test_a_rank_that_holds_another_state_is_found_out(group):
 
 
 def test_a_leader_that_is_closed_no_longer_waits(group):
-    (leader, _), stage, _ = group
-    raised = []
-
-    def wait():
-        try:
-            leader.write(stage(0), save(7))
-        except WriterDiedError as error:
-            raised.append(error)
-
-    waiting = threading.Thread(target=wait)
+    (leader, other), stage, _ = group
+    other.write(stage(1), save(6))
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(leader.write(stage(0), save(7))))
     waiting.start()
-    leader.close()
+    leader.stop_waiting()
     waiting.join(30)
-    assert "rank 1 was still writing" in raised[0].why
+    assert found == [None]
+    assert leader.write(stage(0), save(6)) is not None, "all its parts are stored"
+
+
+def test_a_whole_state_needs_no_other_rank_and_does_not_replace_bytes_of_an_earlier_save_of_its_step(group):
+    (leader, _), stage, store = group
+    leader.stop_waiting()
+    assert leader.write(stage(0), save(7)) is None
+    earlier = {item.key: store.get(item.key) for item in store.list_objects("run/")}
+    partition = Partition(0, 2, is_same_everywhere=lambda name: True)
+    whole = StagingArea(partition=partition).take({"model": {"a": torch.ones(3), "b": torch.zeros(2)}}, is_whole=True)
+    written = leader.write(whole, replace(save(7), first_try=2))
+    assert read_checkpoint(store, run_id="run", manifest=manifest_of(written, 7)).tensors.keys() == {
+        "model.a",
+        "model.b",
+    }
+    assert {key: store.get(key) for key in earlier} == earlier
 
 
 def test_a_rank_that_cannot_store_its_part_is_named_where_the_leader_waits_and_forgotten_once_it_can(tmp_path):

@@ -112,7 +112,8 @@ def _manifest_of(store: Store, by_rank: Mapping[int, str]) -> Manifest | None:
         log.warning("ignoring a prepared commit that is not valid problems=%d", error.error_count())
         return None
     there = [rank for rank, part in read.items() if part != _GONE]
-    return manifest if there == list(range(manifest.environment.world_size)) else None
+    count = 1 if manifest.lost_ranks else manifest.environment.world_size
+    return manifest if there == list(range(count)) else None
 
 
 def _prepared(store: Store, key: str) -> PreparedCommit | Literal["gone"] | None:

@@ -98,7 +98,7 @@ class Writer:
         self._commits: dict[int, CheckpointRef] = {}
         self._curve: dict[int, CurveDigest] = {}
         """The parts of the loss curve that were stored since the last commit, by number."""
-        self._written: tuple[int, Written | None] | None = None
+        self._written: tuple[SaveJob, Written | None] | None = None
         self.last: Committed | None = None
         """The newest commit of this attempt, with the time and the size of the commit."""
         self._failure: Exception | None = None
@@ -150,6 +150,10 @@ class Writer:
         """Raise the error that stopped the writer, if there is one."""
         if self._failure is not None:
             raise self._failure
+
+    def stop_waiting(self) -> None:
+        """Give up saves for which another rank has not stored its part."""
+        self._shards.stop_waiting()
 
     def close(self) -> None:
         """Stop the writer after the current job.
@@ -235,7 +239,7 @@ class Writer:
 
     def _write(self, job: SaveJob) -> Written | None:
         # The save is written only once: if the answer of a commit was lost, other bytes would damage the commit.
-        if self._written is None or self._written[0] != job.step:
+        if self._written is None or self._written[0] is not job:
             # The curve is written first, because a save may be adopted, and then its curve must have no gap.
             self._put_curve(job)
             is_signed = self._runlog.is_signed
@@ -248,9 +252,10 @@ class Writer:
                 base_step=self._base.step,
                 facts=facts,
                 is_signed=is_signed,
+                first_try=2 if job.lost_ranks else 1,
             )
             with span("write", step=job.step):
-                self._written = (job.step, self._shards.write(job.staged, save))
+                self._written = (job, self._shards.write(job.staged, save))
         return self._written[1]
 
     def _facts(self, job: SaveJob) -> dict[str, Any]:
@@ -263,7 +268,7 @@ class Writer:
             "environment": self._author.environment.model_dump(mode="json"),
             "metric": _as_json(job.metric.value),
             "curve": [digest.model_dump(mode="json") for digest in self._curve.values()],
-        }
+        } | ({"lost_ranks": job.lost_ranks} if job.lost_ranks else {})
 
     def _commit(self, job: SaveJob, written: Written) -> tuple[CheckpointRef, int]:
         manifest = Manifest.model_validate({**self._facts(job), **vars(written)})

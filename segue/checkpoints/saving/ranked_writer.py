@@ -13,7 +13,7 @@ from segue.checkpoints.format.index import Base
 from segue.checkpoints.saving.staging import Staged
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.checkpoints.saving.written import Save, Written
-from segue.errors import RankMismatchError, WriterDiedError
+from segue.errors import RankMismatchError
 from segue.stores.base import StoreWriteError
 
 _POLL_SECONDS = 0.02
@@ -33,7 +33,7 @@ class RankedWriter(ShardWriter):
     def __init__(self, inner: ShardWriter, *, rank: int, count: int, notes: Notes) -> None:
         self._inner, self._rank, self._count = inner, rank, count
         self._notes = notes
-        self._own: tuple[int, Written] | None = None
+        self._own: tuple[tuple[int, str], Written] | None = None
         self._closed = threading.Event()
 
     def wait_until_ready(self) -> None:
@@ -45,23 +45,26 @@ class RankedWriter(ShardWriter):
     def write(self, staged: Staged, save: Save) -> Written | None:
         """Block until the shard of this rank is durable. On rank 0, block until the shards of all ranks are durable.
 
-        Return None if a rank gave up the save. In this case there will be no checkpoint.
+        Return None if a rank gave up the save, or has not stored its part when `stop_waiting` is called. In this case
+        there will be no checkpoint.
 
         Raises:
             RankMismatchError: the states of the ranks do not match. The shards therefore do not form one whole state.
         """
         step = save.step
-        if self._own is None or self._own[0] != step:
+        if self._own is None or self._own[0] != (step, staged.partition_hash):
             written = self._write_own(staged, save)
             if written is None:
                 return None
-            self._own = (step, written)
+            self._own = ((step, staged.partition_hash), written)
         own = self._own[1]
         if self._rank:
             self._notes.put(
                 _key(step, self._rank), json.dumps({"partition_hash": staged.partition_hash, "written": own.to_json()})
             )
             return own
+        if not staged.partition_hash:
+            return own  # This rank has stored the whole state alone.
         others = [self._written_by(rank, step, staged.partition_hash) for rank in range(1, self._count)]
         return merged([own, *others])
 
@@ -88,13 +91,14 @@ class RankedWriter(ShardWriter):
         return written
 
     def _written_by(self, rank: int, step: int, partition_hash: str) -> Written | None:
-        # There is no timeout: if that rank is lost, the training loop detects this and closes this writer.
+        # There is no timeout: if that rank is lost, the training loop detects this and calls `stop_waiting`.
         while (note := self._notes.get(_key(step, rank))) is None:
+            if self._closed.is_set():
+                return None
             trouble = self._notes.get(_trouble_key(step, rank))
             if trouble:
                 raise StoreWriteError(url=f"rank {rank}", key=f"step {step}", why=trouble)
-            if self._closed.wait(_POLL_SECONDS):
-                raise WriterDiedError(exit_code=None, why=f"closed while rank {rank} was still writing")
+            self._closed.wait(_POLL_SECONDS)
         report = json.loads(note)
         if report is None:
             return None

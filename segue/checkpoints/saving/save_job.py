@@ -84,6 +84,8 @@ class SaveJob:
     """The parts of the loss curve since the previous save."""
     untracked: tuple[Finding, ...] = ()
     """Findings about untracked state. Each finding is reported with the save at which it was first found."""
+    lost_ranks: tuple[int, ...] = ()
+    """Ranks that had ended before the save, so that rank 0 stores the whole state."""
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ class StagingArea:
         Raises:
             UnsupportedStateError, StateTooLargeError: the state cannot be stored, so the first save would fail.
         """
-        state = self._rank_state(trees)
+        state = self._rank_state(trees, self._partition)
         plans = [self._plan_for(number, state) for number in self._free]
         self._is_awaited.clear()
         given = (plans, self._is_awaited.wait)
@@ -178,13 +178,14 @@ class StagingArea:
         self._warming.start()
 
     @paused_collector()
-    def take(self, trees: Mapping[str, Any]) -> Staged:
-        """Copy all tensors before this method returns. A staging buffer must be free.
+    def take(self, trees: Mapping[str, Any], *, is_whole: bool = False) -> Staged:
+        """Copy all tensors before this method returns. A staging buffer must be free. If `is_whole` is true, this rank
+        stores the parts of all ranks.
 
         Raises:
             UnsupportedStateError, StateTooLargeError: the state cannot be stored. Nothing was copied.
         """
-        staged, plan, live = self._start(trees)
+        staged, plan, live = self._start(trees, Partition() if is_whole else self._partition)
         plan.fill(live)
         return _whole(staged, ())
 
@@ -195,7 +196,7 @@ class StagingArea:
         Raises:
             UnsupportedStateError, StateTooLargeError: the state cannot be stored. Nothing was copied.
         """
-        staged, plan, live = self._start(trees)
+        staged, plan, live = self._start(trees, self._partition)
         if (copies := plan.copy_within(live)) is not None:
             return _whole(staged, copies)
         pairs = list(zip(plan.views, live, strict=True))
@@ -229,8 +230,8 @@ class StagingArea:
             plan.close()
         self._plans.clear()
 
-    def _start(self, trees: Mapping[str, Any]) -> tuple[Staged, StagedLayout, list[torch.Tensor]]:
-        state = self._rank_state(trees)
+    def _start(self, trees: Mapping[str, Any], partition: Partition) -> tuple[Staged, StagedLayout, list[torch.Tensor]]:
+        state = self._rank_state(trees, partition)
         self._wait_for_memory()
         plan = self._plan_for(self._free[-1], state)
         plan.lock()
@@ -246,11 +247,11 @@ class StagingArea:
                 self._warming.join()
             self._warming = None
 
-    def _rank_state(self, trees: Mapping[str, Any]) -> RankState:
+    def _rank_state(self, trees: Mapping[str, Any], partition: Partition) -> RankState:
         live: dict[str, torch.Tensor] = {}
         with span("encode"):
             skeletons = {name: _encoded(name, tree, live) for name, tree in trees.items()}
-        return self._partition.of(live, skeletons)
+        return partition.of(live, skeletons)
 
     def _plan_for(self, number: int, state: RankState) -> StagedLayout:
         plan = self._plans.get(number)

@@ -73,7 +73,7 @@ class ShardWriter(Protocol):
         return
 
     def stop_waiting(self) -> None:
-        """Stop waiting for other ranks. A writer of one rank does nothing."""
+        """Give up saves for which another rank has not stored its part. A writer of one rank does nothing."""
         return
 
     def close(self) -> None:
@@ -100,6 +100,7 @@ class InlineWriter(ShardWriter):
             self._tiers,
             save,
             rank=self._rank,
+            try_number=save.first_try,
             partition_hash=staged.partition_hash,
             shard_file=memoryview(staged.staging_buffer.memory)[: staged.layout.size_bytes],
             shard_layout=staged.layout,
@@ -239,7 +240,10 @@ class ProcessWriter(ShardWriter):
             self._inherited = None
         texts = {name: skeleton.decode() for name, skeleton in skeletons.items()}
         head = {"kind": "write", "staging_buffer": number, "save": asdict(save), "rank": self._rank}
-        head |= {"try_number": self._starts - self._first_try[1] + 1, "partition_hash": staged.partition_hash}
+        head |= {
+            "try_number": self._starts - self._first_try[1] + save.first_try,
+            "partition_hash": staged.partition_hash,
+        }
         ipc.send(self._channel, head, json.dumps(texts).encode())
         answer = ipc.receive(self._channel)
         return None if answer is None else answer.head

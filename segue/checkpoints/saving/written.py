@@ -36,6 +36,8 @@ class Save:
     """The fields of the manifest that are known before the write, as JSON values."""
     is_signed: bool = False
     """Whether the manifest will be signed. A signed manifest contains a SHA-256 of each chunk."""
+    first_try: int = 1
+    """Number of the first try of this save; 2 if other bytes of the same step may be in the store."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ MUTANTS = (
         (_ADOPTION,),
         (
             (
-                "    return manifest if there == list(range(manifest.environment.world_size)) else None",
+                "    return manifest if there == list(range(count)) else None",
                 "    return manifest",
             ),
             ("    if history.damage or history.broken_resumes:", "    if history.broken_resumes:"),
@@ -63,7 +63,7 @@ MUTANTS = (
         (
             ("                if is_repeated:\n", "                if False:\n"),
             ("            self._put_curve(job)\n            is_signed", "            is_signed"),
-            ("        if self._written is None or self._written[0] != job.step:", "        if True:"),
+            ("        if self._written is None or self._written[0] is not job:", "        if True:"),
             ("        if job.step not in self._commits:", "        if True:"),
             ("            job.metric.wait()", "            pass"),
             ("                if self._stopped.wait(pause):", "                if not self._stopped.wait(pause):"),
