@@ -109,7 +109,8 @@ class TrainingLoop:
         """
 
         def to_its_end() -> StopReason:
-            with self._context.group.shared_failure(), closing(self._saving), closing(self._rehearsal):
+            survived, shared = self._saving.survived(self._records), self._context.group.shared_failure()
+            with survived, shared, closing(self._saving), closing(self._rehearsal):
                 return train()
 
         end = AttemptEnd(self._context, reporter=self._reporter, writer=self._writer)

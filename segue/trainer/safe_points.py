@@ -261,7 +261,10 @@ class SafePoints:
         may_save = stop is None and can_save and ranks.is_leader
         save = may_save and (self._live.wants_save or not self._resume.is_pending) and self._saving.is_due()
         waits = save and self._live.is_save_of_this_step
-        agreed = agree(ranks, Vote(stop, save, is_busy=not self._saving.has_room, waits=waits, notice=seen))
+        is_busy, streams = not self._saving.has_room, self._saving.survivors.publish()
+        agreed = agree(ranks, Vote(stop, save, is_busy, waits, notice=seen, streams=streams))
+        if agreed.stop is None and not self._resume.is_pending:
+            self._saving.survivors.keep(agreed.streams)
         if agreed.notice is not None:
             # All ranks stop now, so the source may no longer withdraw the notice.
             board.hold()

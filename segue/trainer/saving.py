@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -25,6 +25,7 @@ from segue.trainer.health.activity import Activity
 from segue.trainer.process.context import AttemptContext
 from segue.trainer.save_schedule import SaveSchedule, SavesInFlight
 from segue.trainer.step_records import StepRecords
+from segue.trainer.survivors import Survivors
 from segue.trainer.workloads.base import Workload
 from segue.trainer.workloads.components import ModelState, OptimizerState
 from segue.trainer.workloads.state import capture
@@ -71,6 +72,7 @@ class Saving:
         self._saved_epoch = live.epoch
         """Number of completed epochs at the newest save."""
         self._has_torn = False
+        self.survivors = Survivors(context, live)
         self._hook = register_optimizer_step_pre_hook(lambda *_: self.barrier())
 
     def close(self) -> None:
@@ -146,7 +148,19 @@ class Saving:
         if not self._metric.is_known:
             self._evaluate()
 
-    def _captured(self, *, is_overlapped: bool) -> Staged:
+    def survived(self, records: StepRecords) -> AbstractContextManager[None]:
+        """A block after which the leader commits alone, if another rank was lost."""
+        return self.survivors.committing(self._commit_alone, records)
+
+    def _commit_alone(self, streams: Mapping[str, Encoded], lost_ranks: tuple[int, ...], limit_seconds: float) -> None:
+        self._writer.stop_waiting()
+        self._refuse_changed_structure()
+        if not self._has_torn and self.wait_for_staging_buffer(limit_seconds):
+            self._metric = Metric()
+            self._submit(self._captured(is_overlapped=False, others=streams), stall_seconds=0.0, lost_ranks=lost_ranks)
+            self._writer.wait(limit_seconds)
+
+    def _captured(self, *, is_overlapped: bool, others: Mapping[str, Encoded] | None = None) -> Staged:
         trees, untracked = self.ahead.take()
         self._untracked += untracked
         for finding in untracked:
@@ -155,9 +169,9 @@ class Saving:
             if is_overlapped and not self._has_torn:
                 self._late = self._staging.begin(trees, deferred=self._live.changed_by_optimizer())
                 return self._late
-            return self._staging.take(trees)
+            return self._staging.take(trees | dict(others or {}), is_whole=others is not None)
 
-    def _submit(self, staged: Staged, *, stall_seconds: float) -> None:
+    def _submit(self, staged: Staged, *, stall_seconds: float, lost_ranks: tuple[int, ...] = ()) -> None:
         progress, untracked = self._progress, self._untracked
         untracked += self._damage.take() if self._damage is not None else ()
         self._untracked = ()
@@ -173,6 +187,7 @@ class Saving:
                 metric=self._metric,
                 curve=self._curve.take(),
                 untracked=untracked,
+                lost_ranks=lost_ranks,
             )
         )
 

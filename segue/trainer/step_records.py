@@ -14,7 +14,7 @@ from segue.checkpoints.saving.tracing import span
 from segue.clock import Clock
 from segue.continuity import anomalous_steps
 from segue.continuity.state_marks import Marks
-from segue.continuity.witness import Witness
+from segue.continuity.witness import StepRow, Witness
 from segue.curves.curve_rows import Curve
 from segue.errors import PoisonedStepError
 from segue.records import Skip
@@ -54,6 +54,11 @@ class StepRecords:
         self._unread: _Unread | None = None
         self.loss: float | None = None
         """Loss of the newest recorded step."""
+
+    @property
+    def newest(self) -> StepRow | None:
+        """The row of the newest step whose numbers were read."""
+        return self._newest.row if self._newest is not None else None
 
     def keep(self, late: LateStep, *, samples_before: int, seconds: float, ended_at: datetime) -> None:
         """Keep this step until its numbers are read. The step is already counted."""

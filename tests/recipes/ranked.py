@@ -15,8 +15,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from segue.checkpoints.saving.writer_client import ProcessWriter
 from segue.recipe import Recipe
 from segue.testing.recipes import tiny
+from segue.trainer import survivors
 
 
 def even(config: dict[str, Any]) -> Recipe:
@@ -70,6 +72,45 @@ def noisy(config: dict[str, Any]) -> Recipe:
         return recipe.evaluate(model)
 
     return replace(recipe, after_step=after_step, evaluate=evaluate)
+
+
+def interrupted(config: dict[str, Any]) -> Recipe:
+    """The noisy recipe, in which something befalls one rank in the middle of a step.
+
+    Its steps are short, but the copies for a commit after the loss of a rank are made as for long steps.
+
+    Config: `at`, which happens in the last forward pass of its step, before the rank draws, or if `after_draws`, after
+    it draws; `after_step`, which happens after the optimizer's step; accumulate; touches: a step whose forward pass
+    changes weights; unreadable_after: a step after which a part of the state raises; stalls_writer: a rank that stores
+    no part of a save.
+    """
+    survivors._MOST_SHARE = config.get("most_share", 1.0)
+    recipe = noisy({key: value for key, value in config.items() if key != "at"})
+    accumulate, made = int(config.get("accumulate", 1)), [0, 0]
+    if config.get("stalls_writer") == int(os.environ.get("RANK", "0")):
+        ProcessWriter.write = lambda *_: threading.Event().wait()  # type: ignore[assignment, method-assign]
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        made[1] += 1
+        step = made[0] + 1 if made[1] == accumulate else None
+        if step is not None and not config.get("after_draws"):
+            happen(config.get("at"), step)
+        if step is not None and step == config.get("touches"):
+            next(model.parameters()).data.mul_(1.5)
+        value = recipe.loss(model, batch)
+        if step is not None and config.get("after_draws"):
+            happen(config.get("at"), step)
+        return value
+
+    def after_step(step: int) -> None:
+        made[:] = [step, 0]
+        recipe.after_step(step)  # type: ignore[misc]
+        happen(config.get("after_step"), step)
+        if step == config.get("unreadable_after"):
+            recipe.extra["average"].state_dict = lambda: 1 / 0
+
+    extra = {**recipe.extra, "made": made}
+    return replace(recipe, loss=loss, after_step=after_step, accumulate=accumulate, extra=extra)
 
 
 def unanswered(config: dict[str, Any]) -> Recipe:

@@ -41,6 +41,7 @@ from segue.testing.recipes import tiny
 from segue.trainer.attempt import run_attempt
 from segue.trainer.claim import claim_run
 from segue.trainer.health.activity import Activity
+from segue.trainer.ranks.group import RankGroup
 from segue.trainer.saving import Saving
 from segue.trainer.workloads.components import Progress
 from segue.trainer.workloads.state import changed_by_optimizer, components_of
@@ -292,6 +293,7 @@ def saves(folder, clock, *, fails=lambda operation, key: False, evaluate=None, l
             activity=Activity(clock),
             clock=clock,
             ranks=SimpleNamespace(is_leader=True),
+            group=RankGroup(),
         ),
         SimpleNamespace(
             components=components_of(recipe, progress, name="tiny"),

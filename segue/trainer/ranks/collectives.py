@@ -185,7 +185,7 @@ def connected(*, wait_seconds: float) -> Any:
 
 
 _STOPS = (None, StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE)
-_VOTE = struct.Struct("<B???16sd")
+_VOTE = struct.Struct("<B???16sd16s")
 _SAME_RELATIVE = 1e-6
 
 
@@ -211,17 +211,22 @@ class Vote(NamedTuple):
     """Whether a save is waiting for a staging buffer and must be made at this step."""
     notice: tuple[str, float] | None = None
     """Kind of the notice, and the seconds until the preemption."""
+    streams: tuple[str, ...] = ()
+    """Hash of the random streams of each rank; empty on a rank that does not publish its streams."""
 
     def pack(self) -> bytes:
         kind, seconds_left = self.notice or ("", 0.0)
         flags = self.save, self.is_busy, self.waits
-        return _VOTE.pack(_STOPS.index(self.stop), *flags, kind.encode()[:16], seconds_left)
+        return _VOTE.pack(
+            _STOPS.index(self.stop), *flags, kind.encode()[:16], seconds_left, "".join(self.streams).encode()
+        )
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        stop, save, is_busy, waits, kind, seconds_left = _VOTE.unpack(data)
-        name = kind.rstrip(b"\0").decode()
-        return cls(_STOPS[stop], save, is_busy, waits, (name, seconds_left) if name else None)
+        stop, save, is_busy, waits, kind, seconds_left, streams = _VOTE.unpack(data)
+        name, known = (text.rstrip(b"\0").decode() for text in (kind, streams))
+        notice = (name, seconds_left) if name else None
+        return cls(_STOPS[stop], save, is_busy, waits, notice, (known,) if known else ())
 
 
 def merged(votes: Sequence[Vote]) -> Vote:
@@ -241,6 +246,7 @@ def merged(votes: Sequence[Vote]) -> Vote:
         is_busy=any(vote.is_busy for vote in votes),
         waits=leader.waits and stop is None,
         notice=min(notices, key=lambda notice: notice[1], default=None),
+        streams=tuple(known for vote in votes for known in vote.streams),
     )
 
 

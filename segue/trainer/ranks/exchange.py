@@ -48,6 +48,10 @@ class Exchange:
     def put(self, key: str, text: str) -> None:
         self._answer(lambda: self._notes.set(f"segue/{key}", text))
 
+    def put_later(self, key: str, text: str) -> None:
+        """Put the text, but do not wait for the store, and raise no error."""
+        self._calls.put(_Call(lambda: self._notes.set(f"segue/{key}", text)))
+
     def get(self, key: str) -> str | None:
         """The text of this key; None before a rank has put the text."""
 

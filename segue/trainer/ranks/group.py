@@ -29,6 +29,8 @@ class RankGroup:
         self.ranks = Ranks()
         self.step = 0
         """The last step that this rank has completed."""
+        self.notes: Exchange | None = None
+        """The key-value store that the ranks share; None if this process trains alone."""
 
     @property
     def reports(self) -> bool:
@@ -72,8 +74,9 @@ class SeveralRanks(RankGroup):
     def __init__(self, device: torch.device, *, wait_seconds: float, clock: Clock, is_program: bool) -> None:
         self.ranks = (RanksOfProgram if is_program else TorchRanks)(device, wait_seconds=wait_seconds)
         self._wait_seconds = wait_seconds
+        self.notes = Exchange(wait_seconds=wait_seconds)
         self._failures = RankFailures(
-            Exchange(wait_seconds=wait_seconds),
+            self.notes,
             watched=Exchange(wait_seconds=wait_seconds, answer_seconds=_LOOK_SECONDS),
             rank=self.ranks.rank,
             count=self.ranks.count,

@@ -12,6 +12,15 @@ _ANOMALIES = "tests/trainer/test_anomalies.py"
 
 MUTANTS = (
     Mutants(
+        "segue/trainer/survivors.py",
+        ("tests/trainer/ranks/test_survivors.py",),
+        (
+            ("        copy_all([group[name] for", "        0 and copy_all([group[name] for"),
+            ("if _hash_of(text) == known)", "if text)"),
+            ("_MOST_SHARE * median(steps)", "_MOST_SHARE * max(steps)"),
+        ),
+    ),
+    Mutants(
         "segue/trainer/time_left.py",
         (_TIME,),
         (
