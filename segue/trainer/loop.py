@@ -103,8 +103,7 @@ class TrainingLoop:
 
         Raises:
             BrokenResumeError: the resumed training differs from the run; the log has the verdict and the report.
-            StoreReadError, StoreWriteError, UnreadRecordError: the log could not be reached or read; no report was
-                written.
+            StoreReadError, StoreWriteError, UnreadRecordError: the log could not be used; no report was written.
             WorkAtRiskError: no commit succeeded for longer than the spec allows; no report was written.
         """
 
