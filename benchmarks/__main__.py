@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.chaos.command import chaos
+from benchmarks.common.every import every
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
 from benchmarks.continuity.command import continuity
 from benchmarks.crash.command import crash
@@ -60,6 +61,7 @@ def parse_size(text: str) -> int:
     return int(size_bytes)
 
 
+app.command("all")(every)
 app.command()(chaos)
 app.command()(crash)
 app.command()(continuity)

@@ -27,6 +27,7 @@ COVERED = {
     "datacheck": "test_commands:test_the_data_check_is_timed_beside_one_frame",
     "deadline": "deadline.test_deadline_bench:test_every_policy_has_its_figures",
     "dispatch": "test_commands:test_starts_are_timed_and_the_refusals_of_all_requests_are_counted",
+    "every": "test_commands:test_all_benchmarks_write_one_table_with_date_machine_and_versions",
     "fencing": "test_fencing_bench:test_no_world_loses_tears_or_doubles_a_commit_or_passes_over_one",
     "fleet": "test_commands:test_a_fleet_of_two_finishes_in_time",
     "growth": "test_growth_bench:test_each_thing_is_measured_at_each_size",
@@ -83,6 +84,29 @@ def test_kills_are_counted_by_where_they_hit():
     assert (report["kills"], report["kills_on_local"]) == (2, 2)
     assert sum(count for name, count in report.items() if name.startswith("kills_at_")) == 2
     assert (report["commits_lost"], report["final_identical"], report["orphans_left"]) == (0, True, 0)
+
+
+@pytest.mark.matrix
+def test_all_benchmarks_write_one_table_with_date_machine_and_versions(tmp_path):
+    asked = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "all",
+        "--quick",
+        "--only",
+        "fencing,growth",
+        "--folder",
+        str(tmp_path),
+    ]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    report = json.loads((tmp_path / "all.json").read_text())
+    assert {"date", "processor", "cores", "torch", "prefect", "lightning"} <= report["about"].keys()
+    assert [*report["benchmarks"]] == ["fencing", "growth"]
+    assert done.returncode == int(any(each["exit_code"] for each in report["benchmarks"].values()))
+    assert report["benchmarks"]["fencing"]["figures"]["worlds"] == 500
+    assert "| `fencing` | worlds | 500 |" in (tmp_path / "all.md").read_text() == done.stdout
+    assert done.stderr.splitlines()[0] == "1 of 2: fencing"
 
 
 @pytest.mark.matrix
