@@ -187,4 +187,5 @@ def _live_facts(beat: Heartbeat | None, *, now: datetime) -> dict[str, Any]:
         "saves_delayed": beat.saves_delayed,
         "save_trouble": beat.trouble,
         "slowness": None if beat.slowness is None else round(beat.slowness, 2),
+        "slow_ranks": "; ".join(each.in_words for each in beat.slow_ranks) or None,
     }

@@ -151,6 +151,7 @@ def _lost_report(
         peak_memory_bytes=beat.peak_memory_bytes if beat else None,
         zone=beat.zone if beat else "",
         slowness=beat.slowness if beat else None,
+        slow_ranks=beat.slow_ranks if beat else (),
         note=why,
     )
 

@@ -19,7 +19,7 @@ from segue.records.attempts import (
 )
 from segue.records.documents import FiniteValue, Record, Value
 from segue.records.evidence import Finding, StateMark, Verdict, VerdictKind, WitnessRow
-from segue.records.machines import Machine, MachineCheck, MachineKind, SeenMachine
+from segue.records.machines import Machine, MachineCheck, MachineKind, SeenMachine, SlowRank
 from segue.records.manifest import CheckpointRef, CurveDigest, Environment, Fork, Manifest, WeightsFile
 from segue.records.seen_pools import SeenInterval, SeenPools, SeenPrice, SeenStart
 from segue.records.signs_of_life import Heartbeat, ParentRecord
@@ -51,6 +51,7 @@ __all__ = (
     "SegmentPlan",
     "SegmentReport",
     "Skip",
+    "SlowRank",
     "StateMark",
     "StopReason",
     "Value",

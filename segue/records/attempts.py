@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from segue.records.documents import Record, Value
+from segue.records.machines import SlowRank
 from segue.records.manifest import CheckpointRef
 from segue.units import Count, Moment, Seconds, SecondsAboveZero, SecondsOrEndless
 
@@ -261,10 +262,14 @@ class SegmentReport(Record):
         description="Duration of the newest steps divided by the usual duration on like hardware, if the machine was "
         "slow at the end; None: it was not slow.",
     )
+    slow_ranks: tuple[SlowRank, ...] = Field(
+        (), exclude_if=lambda ranks: not ranks, description="Ranks that were slower than the other ranks at the end."
+    )
     leaves_machine: bool = Field(
         False,
         exclude_if=lambda is_set: not is_set,
-        description="Whether the next attempt needs another machine, because this one is slow and can be avoided.",
+        description="Whether the next attempt needs another machine, because this one, or the machine of a slow rank, "
+        "is slow and can be avoided.",
     )
     zone: str = Field(
         "",

@@ -40,6 +40,25 @@ class MachineCheck(Value):
         return f"{machine.in_words} failed the check before the claim: {'; '.join(self.problems)}"
 
 
+class SlowRank(Value):
+    """A rank that takes longer than the other ranks of its attempt, although it does not wait for them."""
+
+    rank: int = Field(ge=0)
+    machine: Machine = Field(description="Machine of this rank, with the accelerator of this rank.")
+    slowness: float = Field(
+        gt=0, description="Own time of the rank in a step, without waits, divided by the median of the other ranks."
+    )
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.why} on {self.machine.in_words}"
+
+    @property
+    def why(self) -> str:
+        """The evidence against the machine, without its name."""
+        return f"rank {self.rank} took {self.slowness:.2f} times as long as the other ranks"
+
+
 class SeenMachine(Value):
     """What one attempt showed of one of its machines."""
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from segue.records.documents import Record
 from segue.records.evidence import WitnessRow
+from segue.records.machines import SlowRank
 from segue.units import Count, Moment, Seconds, SecondsAboveZero
 
 
@@ -47,6 +48,9 @@ class Heartbeat(Record):
         None,
         exclude_if=lambda slowness: slowness is None,
         description="Duration of the newest steps divided by the usual duration; None: the machine is not slow.",
+    )
+    slow_ranks: tuple[SlowRank, ...] = Field(
+        (), exclude_if=lambda ranks: not ranks, description="Ranks that are slower than the other ranks now."
     )
     zone: str = Field("", exclude_if=lambda zone: not zone, description="Zone of the machine; empty: not known.")
     rows: tuple[WitnessRow, ...] = Field(

@@ -36,7 +36,7 @@ import json
 import logging
 import os
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from segue.errors import StalePlanError
@@ -61,6 +61,8 @@ class Claim:
     attempt_id: str
     epoch: int
     slot: int
+    machines: tuple[Machine, ...] = ()
+    """The machine of each rank, in order of rank."""
 
 
 def claim_together(
@@ -77,8 +79,9 @@ def claim_together(
     Raises:
         StalePlanError, LostRecordError: as for `claim_run`.
     """
+    by_rank = tuple(map(Machine.model_validate_json, ranks.gather_texts(machine.model_dump_json())))
     devices: dict[tuple[MachineKind, str], tuple[str, ...]] = {}
-    for each in map(Machine.model_validate_json, ranks.gather_texts(machine.model_dump_json())):
+    for each in by_rank:
         devices[each.kind, each.name] = (*devices.get((each.kind, each.name), ()), *each.devices)
     machines = tuple(Machine(kind=kind, name=name, devices=serials) for (kind, name), serials in devices.items())
     own = None
@@ -88,7 +91,7 @@ def claim_together(
     claim = Claim(**json.loads(ranks.gather_texts(json.dumps(asdict(own)) if own is not None else "")[0]))
     if own is None:
         patiently(runlog.reload, what="log")
-    return claim
+    return replace(claim, machines=by_rank)
 
 
 def claim_run(

@@ -82,6 +82,7 @@ class AttemptReporter:
             memory_limit_bytes=self.context.memory_limit_bytes,
             zone=self.context.board.zone or "",
             slowness=self.pace.times.slowness,
+            slow_ranks=self.pace.rank_times.slow,
             rows=self.records.witness.unsealed_rows(),
             beat_at=self.context.clock.now(),
         )
@@ -118,6 +119,7 @@ class AttemptReporter:
             zone=self.context.board.zone or "",
             median_step_seconds=self.pace.times.median_seconds,
             slowness=self.pace.times.slowness,
+            slow_ranks=self.pace.rank_times.slow,
             leaves_machine=self.pace.leaves_machine,
             notice=self.context.board.read(),
             failure=failure,
@@ -190,8 +192,7 @@ class CapturedWork(Captured):
         if reason in _ON_NOTICE and is_at_goal and self._spec.program is None:  # The program has yet to end by itself.
             reason = StopReason.FINISHED
         report = self._reporter.report(reason, failure=failure, note=note)
-        # When a rank is gone, torchrun sends a signal to the other ranks. This signal is not a notice from the
-        # provider.
+        # When a rank is gone, torchrun sends a signal to the other ranks. This is not a notice from the provider.
         self._reporter.append(report.model_copy(update={"notice": None}) if reason is StopReason.LOST else report)
 
 

@@ -80,7 +80,7 @@ class StopRule:
     ) -> None:
         self._spec, self._plan, self._board = context.spec, context.plan, context.board
         self._live, self._progress = live, live.progress
-        self._time_left, self._pace, self._writer, self._clock = time_left, pace, writer, context.clock
+        self._time_left, self.pace, self._writer, self._clock = time_left, pace, writer, context.clock
 
     def reason(self, step: int | None = None) -> StopReason | None:
         """The reason why the attempt stops now; None if it continues. If `step` is given, the result is for the time
@@ -94,7 +94,7 @@ class StopRule:
         if self._is_at_planned_end(step) or self._must_leave(step):
             return StopReason.BOUND
         is_near = self._time_left.is_bound_near(
-            step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
+            step_seconds=self.pace.step_seconds, save_seconds=self._writer.last_save_seconds
         )
         return StopReason.BOUND if is_near else None
 
@@ -106,7 +106,7 @@ class StopRule:
 
     def seconds_to_planned_end(self) -> float | None:
         """Seconds to the planned end at the measured pace; None if the goal comes first or the pace is unknown."""
-        plan, progress, step_seconds = self._plan, self._progress, self._pace.step_seconds
+        plan, progress, step_seconds = self._plan, self._progress, self.pace.step_seconds
         if step_seconds is None:
             return None
         ends = [self._time_left.bound_seconds_left]
@@ -120,10 +120,10 @@ class StopRule:
 
     def _must_leave(self, step: int) -> bool:
         spec = self._spec
-        if self._pace.times.slowness is None or spec.deadline is None:
+        if spec.deadline is None or not self.pace.leaves_machine:
             return False
         left, changeover = (spec.deadline - self._clock.now()).total_seconds(), spec.policy.changeover_seconds
-        return self._pace.must_leave(steps=spec.steps - step, remaining_seconds=left, changeover_seconds=changeover)
+        return self.pace.must_leave(steps=spec.steps - step, remaining_seconds=left, changeover_seconds=changeover)
 
     def _is_at_planned_end(self, step: int) -> bool:
         plan = self._plan
@@ -262,9 +262,12 @@ class SafePoints:
         save = may_save and (self._live.wants_save or not self._resume.is_pending) and self._saving.is_due()
         waits = save and self._live.is_save_of_this_step
         is_busy, streams = not self._saving.has_room, self._saving.survivors.publish()
-        agreed = agree(ranks, Vote(stop, save, is_busy, waits, notice=seen, streams=streams))
+        own = ranks.own_time.take() if ranks.own_time is not None else ()
+        agreed = agree(ranks, Vote(stop, save, is_busy, waits, notice=seen, streams=streams, own_seconds=own))
         if agreed.stop is None and not self._resume.is_pending:
             self._saving.survivors.keep(agreed.streams)
+        if ranks.is_leader:
+            self._stop_rule.pace.rank_times.add(agreed.own_seconds)
         if agreed.notice is not None:
             # All ranks stop now, so the source may no longer withdraw the notice.
             board.hold()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 from segue.checkpoints.saving.committer import Writer
@@ -10,7 +11,9 @@ from segue.notices.board import NoticeBoard
 from segue.policy.machines.bad_machines import cluster_of
 from segue.policy.machines.machine_evidence import usual_step_seconds
 from segue.policy.save_interval import NOTICE_SHARE
+from segue.records import Machine
 from segue.runlog.history import History
+from segue.trainer.health.rank_times import RankTimes
 from segue.trainer.health.step_times import StepTimes
 from segue.trainer.process.context import AttemptContext
 from segue.trainer.process.machine_check import machine_here
@@ -27,10 +30,12 @@ shorter time counts."""
 class Pace:
     """The measured duration of a step. The first step is left out."""
 
-    def __init__(self, *, usual_seconds: float | None = None, may_leave: bool = False) -> None:
-        """`may_leave` tells if a slow machine may be left for another one."""
-        self._may_leave = may_leave
-        self.times = StepTimes(usual_seconds)
+    def __init__(
+        self, *, usual_seconds: float | None = None, may_leave: bool = False, machines: Sequence[Machine] = ()
+    ) -> None:
+        """`may_leave` tells if a slow machine may be left for another one. `machines` has the machine of each rank."""
+        self._may_leave, self._is_alone = may_leave, len({each.name for each in machines}) == 1
+        self.times, self.rank_times = StepTimes(usual_seconds), RankTimes(machines)
         self.first_step_at: float | None = None
         self.train_seconds, self.train_steps = 0.0, 0
 
@@ -38,28 +43,34 @@ class Pace:
     def of(cls, context: AttemptContext, history: History) -> Self:
         """The pace of an attempt whose log has this history.
 
-        A slow machine may be left if its cluster can avoid it, and if the attempt before did not leave its machine.
+        A slow machine may be left if its cluster can avoid it, and if the attempt before did not leave its machine. Of
+        several machines, only the machine of a slow rank is known to be slow.
         """
         plan, before = context.plan, [each for each in history.fresh_reports if each.attempt_id is not None]
         own = history.attempt_of(plan.segment, plan.attempt)
         usual = usual_step_seconds(history, own)
         has_left = bool(before) and before[-1].leaves_machine
-        is_alone = own is not None and len(own.claim.machines) == 1
-        may_leave = is_alone and machine_here(context.device).kind == cluster_of(context.spec) and not has_left
-        return cls(usual_seconds=usual, may_leave=may_leave)
+        machines = context.claim.machines
+        may_leave = machine_here(context.device).kind == cluster_of(context.spec) and not has_left
+        return cls(usual_seconds=usual, may_leave=may_leave, machines=machines)
 
     @property
     def leaves_machine(self) -> bool:
-        """Whether this machine is slow, and is left at the next planned end."""
-        return self._may_leave and self.times.slowness is not None
+        """Whether this machine or the machine of a rank is slow, and is left at the next planned end."""
+        is_slow = self._is_alone and self.times.slowness is not None
+        return self._may_leave and (is_slow or bool(self.rank_times.slow))
 
     def must_leave(self, *, steps: int, remaining_seconds: float, changeover_seconds: float) -> bool:
-        """Whether this machine is left now: with `steps` steps left, the run would miss its deadline on this machine,
-        and meet it on a usual machine."""
-        slowness, usual = self.times.slowness, self.times.usual_seconds
-        if slowness is None or usual is None or not self._may_leave:
+        """Whether the slow machine is left now: with `steps` steps left, the run would miss its deadline on this
+        machine, and meet it on a usual machine."""
+        if not self.leaves_machine:
             return False
-        return steps * usual * slowness > remaining_seconds >= changeover_seconds + steps * usual
+        here = elsewhere = self.times.newest_seconds
+        if self.rank_times.slow:
+            elsewhere = here - self.rank_times.excess_seconds
+        elif self.times.slowness is not None:
+            elsewhere = here / self.times.slowness
+        return steps * here > remaining_seconds >= changeover_seconds + steps * elsewhere
 
     def step_done(self, seconds: float, *, at: float) -> None:
         """Count a completed step, which took this number of seconds and ended at this time of the monotonic clock."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from segue.testing.recipes import tiny
 
 
 def build(config: dict[str, Any]) -> Recipe:
-    """Config: brake (a file), brake_seconds (while it is there, of every step; 0.05), and what `tiny` takes."""
-    recipe = tiny({name: value for name, value in config.items() if name not in ("brake", "brake_seconds")})
+    """Config: brake (a file), brake_seconds (while it is there, of every step; 0.05), brake_rank (only this rank
+    brakes), and what `tiny` takes."""
+    recipe = tiny({name: value for name, value in config.items() if not name.startswith("brake")})
+    if config.get("brake_rank", os.environ.get("RANK")) != os.environ.get("RANK"):
+        return recipe
     brake, inner = Path(config["brake"]), recipe.loss
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:

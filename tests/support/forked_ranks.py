@@ -85,6 +85,7 @@ class RanksForkServer:
     def start(
         self, spec: RunSpec, plan: SegmentPlan, *, ranks: int, extra: Mapping[str, str] | None = None
     ) -> RankGroup:
+        """`{rank}` in a value of `extra` stands for the number of the rank."""
         folder = LaunchFolder.make(Assignment(spec=spec, plan=plan))
         notes = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         if ranks == 1:
@@ -99,7 +100,8 @@ class RanksForkServer:
         }
         processes = []
         for rank in range(ranks):
-            environment = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            environment = {name: value.replace("{rank}", str(rank)) for name, value in common.items()}
+            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             process = self._context.Process(target=_be_a_rank, args=(str(folder.path), environment), daemon=True)
             process.start()
             processes.append(process)

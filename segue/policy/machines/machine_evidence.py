@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from statistics import median
 
-from segue.records import SeenMachine, StopReason, VerdictKind
+from segue.records import SeenMachine, SegmentReport, StopReason, VerdictKind
 from segue.runlog.history import Attempt, History
 
 SLOW_RATIO = 1.2
@@ -28,7 +28,10 @@ _PROVEN = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
 def seen_machines(history: History, *, log_id: str) -> tuple[SeenMachine, ...]:
     """Return what the ended attempts of a run, and the failed checks of machines, showed of their machines."""
     usual = _usual_step_seconds(history)
-    found = [each for attempt in history.attempts for each in _seen_of(attempt, history, log_id, usual)]
+    found, before = [], None
+    for attempt in history.attempts:
+        found += _seen_of(attempt, history, log_id, usual, before)
+        before = attempt
     for entry in history.unfit_machines:
         place = {"pool": entry.deployment, "log_id": log_id, "segment": entry.segment, "attempt": entry.attempt}
         why = "; ".join(entry.machine_check.problems)
@@ -37,7 +40,9 @@ def seen_machines(history: History, *, log_id: str) -> tuple[SeenMachine, ...]:
     return tuple(found)
 
 
-def _seen_of(attempt: Attempt, history: History, log_id: str, usual: Mapping[Hardware, float]) -> list[SeenMachine]:
+def _seen_of(
+    attempt: Attempt, history: History, log_id: str, usual: Mapping[Hardware, float], before: Attempt | None
+) -> list[SeenMachine]:
     claim, report = attempt.claim, attempt.report
     plan = history.plan_of(claim.segment, claim.attempt)
     if report is None or plan is None or not claim.machines:
@@ -51,14 +56,33 @@ def _seen_of(attempt: Attempt, history: History, log_id: str, usual: Mapping[Har
         seconds = max(seconds, (at - claim.written_at).total_seconds())
     elif report.stop_reason is StopReason.HUNG and history.committed_step > report.to_step:
         end, why = "hung", f"it hung after step {report.to_step}, and a later attempt did not"
-    elif report.slowness is not None and (report.leaves_machine or slowness is None or slowness >= SLOW_RATIO):
+    elif (
+        report.slowness is not None
+        and not report.slow_ranks
+        and (report.leaves_machine or slowness is None or slowness >= SLOW_RATIO)
+    ):
         end, why = "slow", f"its steps took {report.slowness:.2f} times as long as usual"
     elif report.stop_reason is StopReason.LOST:
         end, why = "died", report.note or ""
     facts = {"zone": report.zone, "pool": plan.deployment, "log_id": log_id, "segment": claim.segment}
     facts |= {"attempt": claim.attempt, "begun_at": claim.written_at, "seconds": max(seconds, 0.0), "end": end}
     facts |= {"machines": len(claim.machines), "slowness": slowness, "why": why}
-    return [SeenMachine.model_validate({"machine": machine} | facts) for machine in claim.machines]
+    # The machine of a slow rank does not share its blame. The other machines only waited for this rank.
+    facts |= {"slowness": None} if report.slow_ranks else {}
+    whys = _whys_of_slow_ranks(report, before) if end != "wrong_numbers" else {}
+    slow = {name: {"end": "slow", "why": why, "machines": 1} for name, why in whys.items()}
+    return [SeenMachine.model_validate({"machine": it} | facts | slow.get(it.name, {})) for it in claim.machines]
+
+
+def _whys_of_slow_ranks(report: SegmentReport, before: Attempt | None) -> dict[str, str]:
+    """Return the evidence against the machines of slow ranks, by the name of the machine.
+
+    If the same rank was slow on another machine in the attempt before, the data of this rank may be the cause.
+    """
+    earlier = before.report.slow_ranks if before is not None and before.report is not None else ()
+    known = {each.rank: each.machine.name for each in earlier}
+    found = ((each.machine.name, each) for each in report.slow_ranks)
+    return {name: each.why for name, each in found if known.get(each.rank, name) == name}
 
 
 def _wrong_numbers(attempt: Attempt, history: History) -> tuple[str, datetime] | None:

@@ -1,14 +1,13 @@
 """The durations of an attempt's newest steps, and the decision whether this machine is slow.
 
-A machine is slow if the median of the newest 48 steps is more than 1.15 times the usual duration of a step, by more
-than four standard errors of that median. The usual duration is that of the run's earlier attempts on like hardware. The
-standard error comes from the spread of the steps, so that noise gives no false alarm.
+A machine is slow if more than three quarters of its newest 48 steps took more than 1.15 times the usual duration of a
+step. The usual duration is that of the run's earlier attempts on like hardware. A count of steps, unlike a mean or a
+standard error, does not depend on how the noise of the steps is distributed.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
@@ -17,10 +16,7 @@ log = logging.getLogger(__name__)
 
 WINDOW_STEPS, _EVERY_STEPS = 48, 2
 _MOST_MEDIANS = 1000
-_SLOW_RATIO, _STANDARD_ERRORS = 1.15, 4.0
-_SIGMAS_PER_DEVIATION, _ERROR_OF_MEDIAN = 1.4826, 1.2533
-"""For normal noise: the standard deviation per median absolute deviation, and the standard error of a median per
-standard error of a mean."""
+SLOW_RATIO, _SLOW_SHARE = 1.15, 0.75
 
 
 class StepTimes:
@@ -49,14 +45,19 @@ class StepTimes:
             log.warning("this machine is slow: its steps take %.2f times as long as usual", self.slowness)
 
     @property
+    def newest_seconds(self) -> float:
+        """Median duration of the newest steps; 0 before the first step."""
+        return median(self._newest or (0.0,))
+
+    @property
     def median_seconds(self) -> float | None:
         """Median duration of a step of this attempt; None before 48 steps."""
         return median(self._medians) if self._medians else None
 
 
 def slowness_of(seconds: Sequence[float], usual_seconds: float) -> float | None:
-    """Return the median of these durations divided by the usual duration, if the machine is slow; otherwise None."""
-    middle = median(seconds)
-    deviation = median(abs(each - middle) for each in seconds)
-    error = _ERROR_OF_MEDIAN * _SIGMAS_PER_DEVIATION * deviation / math.sqrt(len(seconds))
-    return middle / usual_seconds if middle - _STANDARD_ERRORS * error > _SLOW_RATIO * usual_seconds else None
+    """Return the median of these durations divided by the usual duration, if a machine or a rank with these durations
+    is slow; otherwise None."""
+    limit_seconds = SLOW_RATIO * usual_seconds
+    is_slow = sum(each > limit_seconds for each in seconds) > _SLOW_SHARE * len(seconds)
+    return median(seconds) / usual_seconds if is_slow else None

@@ -19,9 +19,11 @@ import torch.distributed as dist
 import xxhash
 from torch.distributed import distributed_c10d
 
+from segue.clock import SystemClock
 from segue.errors import RankDriftError
 from segue.launch.rendezvous import RANKS_VARIABLE
 from segue.records import StopReason
+from segue.trainer.ranks.own_time import OwnTime
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,8 @@ class Ranks:
 
     rank = 0
     count = 1
+    own_time: OwnTime | None = None
+    """The time for which this rank works by itself in a step; None if there are no other ranks to compare with."""
 
     @property
     def is_leader(self) -> bool:
@@ -100,6 +104,7 @@ class TorchRanks(Ranks):
         self.rank, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.wait_seconds = wait_seconds
         self._is_on_host = device.type == "cpu"
+        self.own_time = OwnTime(device, clock=SystemClock())
         # Without this setting, if one rank fails, NCCL's watchdog ends every healthy rank before any rank can report.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         self._join(device)
@@ -185,7 +190,7 @@ def connected(*, wait_seconds: float) -> Any:
 
 
 _STOPS = (None, StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE)
-_VOTE = struct.Struct("<B???16sd16s")
+_VOTE = struct.Struct("<B???16sd16sd")
 _SAME_RELATIVE = 1e-6
 
 
@@ -213,20 +218,22 @@ class Vote(NamedTuple):
     """Kind of the notice, and the seconds until the preemption."""
     streams: tuple[str, ...] = ()
     """Hash of the random streams of each rank; empty on a rank that does not publish its streams."""
+    own_seconds: tuple[float, ...] = ()
+    """Own time of this rank in its newest measured step; empty if not measured. In the result, the own times of the
+    ranks that measured one, in order of rank."""
 
     def pack(self) -> bytes:
         kind, seconds_left = self.notice or ("", 0.0)
         flags = self.save, self.is_busy, self.waits
-        return _VOTE.pack(
-            _STOPS.index(self.stop), *flags, kind.encode()[:16], seconds_left, "".join(self.streams).encode()
-        )
+        numbers = seconds_left, "".join(self.streams).encode(), sum(self.own_seconds)
+        return _VOTE.pack(_STOPS.index(self.stop), *flags, kind.encode()[:16], *numbers)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        stop, save, is_busy, waits, kind, seconds_left, streams = _VOTE.unpack(data)
+        stop, save, is_busy, waits, kind, seconds_left, streams, own = _VOTE.unpack(data)
         name, known = (text.rstrip(b"\0").decode() for text in (kind, streams))
         notice = (name, seconds_left) if name else None
-        return cls(_STOPS[stop], save, is_busy, waits, notice, (known,) if known else ())
+        return cls(_STOPS[stop], save, is_busy, waits, notice, (known,) if known else (), (own,) if own else ())
 
 
 def merged(votes: Sequence[Vote]) -> Vote:
@@ -247,6 +254,7 @@ def merged(votes: Sequence[Vote]) -> Vote:
         waits=leader.waits and stop is None,
         notice=min(notices, key=lambda notice: notice[1], default=None),
         streams=tuple(known for vote in votes for known in vote.streams),
+        own_seconds=tuple(seconds for vote in votes for seconds in vote.own_seconds),
     )
 
 

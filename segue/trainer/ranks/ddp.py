@@ -16,6 +16,7 @@ from segue.checkpoints.format.dtensor import is_sharded, sharded_types, whole
 from segue.errors import RecipeError
 from segue.recipe import Recipe
 from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.ranks.own_time import OwnTime
 
 _NAMED_PARAMETERS, _NAMED_MODULES = nn.Module.named_parameters, nn.Module.named_modules
 _USED_TWICE = "mark a variable ready only once"
@@ -50,7 +51,7 @@ def spread(recipe: Recipe, ranks: Ranks, device: torch.device, *, name: str) -> 
             raise RecipeError(recipe=name, why=why, fix=fix)
     if isinstance(model, DistributedDataParallel):
         return recipe
-    return replace(recipe, model=_Replicated(model, device))
+    return replace(recipe, model=_Replicated(model, device, ranks.own_time))
 
 
 def spread_again(recipe: Recipe, device: torch.device) -> Recipe:
@@ -59,7 +60,7 @@ def spread_again(recipe: Recipe, device: torch.device) -> Recipe:
     model = recipe.model
     if not isinstance(model, _Replicated) or _trained(model.module) == model.trained:
         return recipe
-    return replace(recipe, model=_Replicated(model.module, device))
+    return replace(recipe, model=_Replicated(model.module, device, model.own_time))
 
 
 def explained(step: Callable[..., Any], *, recipe: str) -> Callable[..., Any]:
@@ -189,7 +190,7 @@ def parameter_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
 class _Replicated(DistributedDataParallel):
     """A model that segue replicates on all ranks."""
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, own_time: OwnTime | None) -> None:
         # DDP must sum in the same order in every attempt, because otherwise no resume could be exact. By default DDP
         # rebuilds its buckets after the first step. With find_unused_parameters, DDP keeps its buckets, and accepts
         # recipes with unused parameters.
@@ -197,6 +198,15 @@ class _Replicated(DistributedDataParallel):
         super().__init__(model, device_ids=devices, find_unused_parameters=True)
         self.trained = _trained(model)
         """For each parameter, whether DDP sums its gradient."""
+        self.own_time = own_time
+
+    def _sync_buffers(self) -> None:
+        """Exchange the buffers before the forward pass. The wait for the other ranks is no own time of this rank."""
+        if self.own_time is not None:
+            self.own_time.pause()
+        super()._sync_buffers()  # type: ignore[no-untyped-call]
+        if self.own_time is not None:
+            self.own_time.resume()
 
 
 def _trained(model: nn.Module) -> tuple[bool, ...]:

@@ -210,6 +210,8 @@ class LiveRecipe:
 
     def make_step(self, due: StepDue) -> StepMade | LateStep:
         """Draw the next batches and make one optimizer step with them."""
+        if self._ranks.own_time is not None:
+            self._ranks.own_time.begin()
         group = next(self._drawn)
         prelude = self.prelude(group, with_fingerprints=due.needs_fingerprints)
         if due.needs_fingerprints:
@@ -326,6 +328,7 @@ class LiveRecipe:
             before_update=before_update,
             with_norms=with_norms,
             order=self._order,
+            own_time=self._ranks.own_time,
         )
 
     def _read_step(

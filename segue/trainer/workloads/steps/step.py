@@ -12,6 +12,7 @@ import torch
 from segue.errors import LossError
 from segue.recipe import Recipe
 from segue.trainer.ranks.ddp import bare, norm_and_clip, parameters_of
+from segue.trainer.ranks.own_time import OwnTime
 from segue.trainer.workloads.steps.own_step import begin_own_step
 from segue.trainer.workloads.steps.step_result import Shown, StepBegun, ended, rates_of, scale_of
 from segue.user_objects import attribute, in_words
@@ -53,6 +54,7 @@ def begin_step(
     before_update: Callable[[], None] = lambda: None,
     with_norms: bool = True,
     order: ParameterOrder | None = None,
+    own_time: OwnTime | None = None,
 ) -> StepBegun:
     """Run the forward and backward pass for each batch. Then clip the gradients, update the parameters, and step the
     schedulers. `step` is the global step.
@@ -63,7 +65,7 @@ def begin_step(
     The gradient is the mean over the batches. `before_update` is called after the gradient is complete, even if a
     scaler then skips the update. If `with_norms` is False, only the norms that the recipe itself uses are measured. If
     there are several ranks, the gradient is the mean over the ranks. If `weights` has a weight for each batch, the
-    gradient is the mean over all samples.
+    gradient is the mean over all samples. `own_time` measures this rank until each gradient is complete.
 
     Raises:
         LossError: the loss function returned no scalar tensor with a gradient; no parameter was changed.
@@ -79,7 +81,7 @@ def begin_step(
     scaler = recipe.scaler
     scale = scale_of(scaler)
     weights = weights if weights is not None else (1.0,) * len(batches)
-    losses, parts = _backward(recipe, batches, weights)
+    losses, parts = _backward(recipe, batches, weights, own_time)
     if scaler is not None:
         scaler.unscale_(optimizer)
     norms: list[torch.Tensor] = []
@@ -117,7 +119,7 @@ def begin_step(
 
 
 def _backward(
-    recipe: Recipe, batches: Sequence[Any], weights: Sequence[float]
+    recipe: Recipe, batches: Sequence[Any], weights: Sequence[float], own_time: OwnTime | None
 ) -> tuple[list[torch.Tensor], list[dict[str, torch.Tensor]]]:
     """Run the backward pass for each batch. Return the loss of each batch, and the named parts of the losses."""
     losses: list[torch.Tensor] = []
@@ -127,7 +129,11 @@ def _backward(
         loss, named = _parts(recipe.loss(recipe.model, content), recipe)
         share = weight / len(batches)
         weighted = loss if share == 1.0 else loss * share
+        if own_time is not None:
+            own_time.pause_after_backward(weighted)
         (scaler.scale(weighted) if scaler is not None else weighted).backward()  # type: ignore[no-untyped-call]
+        if own_time is not None:
+            own_time.resume()
         losses.append(loss.detach())
         if named:
             parts.append(named)
