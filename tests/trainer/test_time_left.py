@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from segue.notices.board import NoticeBoard
+from segue.records import Machine
 from segue.testing.clock import FakeClock
 from segue.trainer.time_left import Pace, TimeLeft
 
@@ -61,3 +62,37 @@ def test_the_time_for_the_report_is_not_waited_away():
     assert 0 < left.patience_seconds < 0.5
     clock.sleep(0.3)
     assert left.patience_seconds == 0
+
+
+def paced(step_seconds: float, own_seconds: tuple[float, ...], *, usual_seconds=None, nodes="ab") -> Pace:
+    """The pace after 60 steps, with the own time of each rank in a step."""
+    machines = tuple(Machine(kind="slurm", name=name) for name in nodes)
+    clock = FakeClock(datetime(2026, 1, 1, tzinfo=UTC))
+    pace = Pace(clock, usual_seconds=usual_seconds, may_leave=True, machines=machines)
+    for _ in range(60):
+        pace.step_done(step_seconds)
+        pace.rank_times.add(own_seconds)
+    return pace
+
+
+@pytest.mark.parametrize(
+    ("own_seconds", "usual_seconds", "nodes", "leaves"),
+    [
+        ((2.0, 3.0), None, "ab", True),
+        ((2.0, 3.0), None, "aa", True),
+        ((2.0, 2.0), None, "ab", False),
+        ((2.0, 2.0), 2.0, "ab", False),
+        ((2.0, 2.0), 2.0, "aa", True),
+    ],
+)
+def test_a_machine_is_left_if_it_is_slow_itself_or_is_that_of_a_slow_rank(own_seconds, usual_seconds, nodes, leaves):
+    assert paced(4.0, own_seconds, usual_seconds=usual_seconds, nodes=nodes).leaves_machine is leaves
+
+
+@pytest.mark.parametrize(("remaining_seconds", "must"), [(309, False), (311, True), (399, True), (401, False)])
+@pytest.mark.parametrize(("own_seconds", "usual_seconds", "nodes"), [((2.0, 3.0), None, "ab"), ((2.0, 2.0), 3.0, "aa")])
+def test_a_slow_machine_is_left_at_once_only_if_the_run_then_meets_its_deadline(
+    own_seconds, usual_seconds, nodes, remaining_seconds, must
+):
+    pace = paced(4.0, own_seconds, usual_seconds=usual_seconds, nodes=nodes)
+    assert pace.must_leave(steps=100, remaining_seconds=remaining_seconds, changeover_seconds=10) is must

@@ -49,6 +49,8 @@ def spread(recipe: Recipe, ranks: Ranks, device: torch.device, *, name: str) -> 
         if isinstance(inner, DistributedDataParallel) and inner is not model:
             why, fix = "its model contains DistributedDataParallel.", "return the bare model; segue wraps it."
             raise RecipeError(recipe=name, why=why, fix=fix)
+    if ranks.own_time is not None:
+        ranks.own_time.follow(model)
     if isinstance(model, DistributedDataParallel):
         return recipe
     return replace(recipe, model=_Replicated(model, device, ranks.own_time))
@@ -60,6 +62,8 @@ def spread_again(recipe: Recipe, device: torch.device) -> Recipe:
     model = recipe.model
     if not isinstance(model, _Replicated) or _trained(model.module) == model.trained:
         return recipe
+    if model.own_time is not None:
+        model.own_time.follow(model)
     return replace(recipe, model=_Replicated(model.module, device, model.own_time))
 
 

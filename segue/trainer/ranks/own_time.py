@@ -8,9 +8,12 @@ other ranks. Exchanges of buffers (as of BatchNorm) before a forward pass do not
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import torch
+from torch import nn
 from torch.autograd import Variable
+from torch.utils.hooks import RemovableHandle
 
 from segue.clock import Clock
 
@@ -22,15 +25,17 @@ class OwnTime:
     them."""
 
     def __init__(self, device: torch.device, *, clock: Clock) -> None:
-        self._device, self._clock = device, clock
+        self._device = device
+        self._mark: Callable[[], _Mark] = clock.monotonic if device.type != "cuda" else self._event
         self._steps: deque[list[tuple[_Mark, _Mark]]] = deque(maxlen=2)
         """The measured parts of the newest steps."""
         self._begun: _Mark | None = None
+        self._handles: list[RemovableHandle] = []
 
     def begin(self) -> None:
         """Begin the own time of a step."""
         self._steps.append([])
-        self.resume()
+        self._begun = self._mark()
 
     def resume(self) -> None:
         """Measure again, after a wait for other ranks."""
@@ -42,13 +47,21 @@ class OwnTime:
             self._steps[-1].append((self._begun, self._mark()))
         self._begun = None
 
-    def pause_after_backward(self, loss: torch.Tensor) -> None:
-        """Stop to measure when the backward pass of this loss has computed all gradients of this rank.
+    def follow(self, model: nn.Module) -> None:
+        """Stop to measure whenever a backward pass has computed all gradients of this model on this rank.
 
-        The engine calls queued functions in their order, and DistributedDataParallel queues its wait later than this.
+        The engine calls queued functions in their order after the last gradient. DistributedDataParallel queues its
+        wait for the other ranks when all gradients are complete, which is later than the hook of any parameter. The
+        hook of the last parameter is usually the first to be called.
         """
+        for handle in self._handles:
+            handle.remove()
         queue = Variable._execution_engine.queue_callback
-        loss.register_hook(lambda _: queue(self.pause))  # type: ignore[no-untyped-call]
+        last = [parameter for parameter in model.parameters() if parameter.requires_grad][-1:]
+        self._handles = [
+            each.register_post_accumulate_grad_hook(lambda _: queue(self.pause))  # type: ignore[no-untyped-call]
+            for each in last
+        ]
 
     def take(self) -> tuple[float, ...]:
         """Return the seconds of the oldest step that was not taken yet; empty if there is none, or if an accelerator
@@ -60,9 +73,7 @@ class OwnTime:
             return ()
         return (sum(_seconds(*part) for part in self._steps.popleft()),)
 
-    def _mark(self) -> _Mark:
-        if self._device.type != "cuda":
-            return self._clock.monotonic()
+    def _event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from segue.policy.machines.machine_evidence import seen_machines
-from segue.records import Anomaly, Machine, MachineCheck, Skip, StopReason, VerdictKind
+from segue.records import Anomaly, Machine, MachineCheck, Skip, SlowRank, StopReason, VerdictKind
 from segue.runlog.entries import MachineEntry, OpenEntry
 from tests.support.histories import Logbook, make_spec
 
@@ -116,3 +116,37 @@ def test_a_machine_that_became_slow_at_its_end_counts_as_slow_although_its_media
         facts = {"train_seconds": 10.0, "train_steps": 100} | more
         book.attempt(StopReason.BOUND, machines=(machine,), **facts)
     assert ends(book) == ["slow"]
+
+
+def slow(machine: Machine, rank: int = 3) -> dict[str, object]:
+    return {
+        "slow_ranks": (SlowRank(rank=rank, machine=machine, slowness=1.4),),
+        "slowness": 1.3,
+        "leaves_machine": True,
+    }
+
+
+def test_only_the_machine_of_a_slow_rank_counts_as_slow_and_it_does_not_share_the_blame():
+    book = committed()
+    for more in ({}, {}, slow(BAD)):
+        facts = {"train_seconds": 13.0 if more else 10.0, "train_steps": 100} | more
+        book.attempt(StopReason.BOUND, machines=(BAD, GOOD), **facts)
+    bad, good = seen_machines(book.history, log_id="a")[-2:]
+    assert (bad.end, bad.machines, bad.why) == ("slow", 1, "rank 3 took 1.40 times as long as the other ranks")
+    assert (good.end, good.machines, good.why) == ("ended", 2, "")
+    assert (bad.slowness, good.slowness) == (None, None), "all machines waited for the slow rank"
+
+
+@pytest.mark.parametrize(("rank", "end"), [(3, "ended"), (2, "slow")])
+def test_a_rank_that_is_slow_on_two_machines_in_a_row_blames_only_the_first(rank, end):
+    book = committed()
+    book.attempt(StopReason.BOUND, machines=(BAD,), **slow(BAD))
+    book.attempt(StopReason.BOUND, machines=(GOOD,), **slow(GOOD, rank))
+    assert (ends(book), ends(book, GOOD)) == (["slow"], ["ended", end])
+
+
+def test_the_machine_of_a_slow_rank_stays_blamed_if_the_rank_is_slow_there_again():
+    book = committed()
+    for _ in range(2):
+        book.attempt(StopReason.LOST, machines=(BAD, GOOD), **slow(BAD))
+    assert (ends(book), ends(book, GOOD)) == (["slow", "slow"], ["ended", "died", "died"])

@@ -233,3 +233,9 @@ def test_a_recipe_that_raised_on_another_rank_is_reported_with_its_own_traceback
 )
 def test_only_an_error_of_communication_is_a_broken_collective(error, is_broken):
     assert is_broken_collective(error) is is_broken
+
+
+def test_the_result_of_the_votes_has_the_own_times_of_the_ranks_that_measured_one():
+    others = Vote(own_seconds=(0.02,)), NO_VOTE, Vote(own_seconds=(0.03,))
+    agreed = agree(AnsweredRanks(*(vote.pack() for vote in others)), Vote(own_seconds=(0.01,)))
+    assert agreed.own_seconds == (0.01, 0.02, 0.03)

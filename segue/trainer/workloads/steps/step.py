@@ -65,7 +65,7 @@ def begin_step(
     The gradient is the mean over the batches. `before_update` is called after the gradient is complete, even if a
     scaler then skips the update. If `with_norms` is False, only the norms that the recipe itself uses are measured. If
     there are several ranks, the gradient is the mean over the ranks. If `weights` has a weight for each batch, the
-    gradient is the mean over all samples. `own_time` measures this rank until each gradient is complete.
+    gradient is the mean over all samples. `own_time` stops at the end of each backward pass.
 
     Raises:
         LossError: the loss function returned no scalar tensor with a gradient; no parameter was changed.
@@ -126,14 +126,12 @@ def _backward(
     parts: list[dict[str, torch.Tensor]] = []
     scaler = recipe.scaler
     for content, weight in zip(batches, weights, strict=True):
+        if own_time is not None and losses:
+            own_time.resume()
         loss, named = _parts(recipe.loss(recipe.model, content), recipe)
         share = weight / len(batches)
         weighted = loss if share == 1.0 else loss * share
-        if own_time is not None:
-            own_time.pause_after_backward(weighted)
         (scaler.scale(weighted) if scaler is not None else weighted).backward()  # type: ignore[no-untyped-call]
-        if own_time is not None:
-            own_time.resume()
         losses.append(loss.detach())
         if named:
             parts.append(named)
