@@ -67,10 +67,9 @@ def test_the_time_for_the_report_is_not_waited_away():
 def paced(step_seconds: float, own_seconds: tuple[float, ...], *, usual_seconds=None, nodes="ab") -> Pace:
     """The pace after 60 steps, with the own time of each rank in a step."""
     machines = tuple(Machine(kind="slurm", name=name) for name in nodes)
-    clock = FakeClock(datetime(2026, 1, 1, tzinfo=UTC))
-    pace = Pace(clock, usual_seconds=usual_seconds, may_leave=True, machines=machines)
-    for _ in range(60):
-        pace.step_done(step_seconds)
+    pace = Pace(usual_seconds=usual_seconds, may_leave=True, machines=machines)
+    for step in range(60):
+        pace.step_done(step_seconds, at=step * step_seconds)
         pace.rank_times.add(own_seconds)
     return pace
 

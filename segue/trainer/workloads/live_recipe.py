@@ -114,8 +114,7 @@ class LiveRecipe:
 
     @property
     def depends_on_order_of_sums(self) -> bool:
-        """Whether the gradient norm depends on the order in which it is summed. The order is by parameter group, or the
-        model's order."""
+        """Whether the gradient norm depends on the order of its sum: by parameter group, or the model's order."""
         return not are_held_in_order(self.recipe, bare(self.recipe.model))
 
     def restore(self, snapshot: Snapshot) -> Self:
@@ -124,8 +123,7 @@ class LiveRecipe:
         return self
 
     def spread(self) -> None:
-        """Distribute the model over the ranks. The call must come after the restore, because the restore decides which
-        parameters are trained.
+        """Distribute the model over the ranks, after the restore, which decides which parameters are trained.
 
         Raises:
             RecipeError: the recipe itself has distributed the model in an unsupported way.
@@ -191,8 +189,7 @@ class LiveRecipe:
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
-        """A block of the user's code that a replay leaves out. The parts of the state that this code changes are not
-        compared after a replay."""
+        """A block of the user's code that a replay leaves out. State that it changes is not compared after a replay."""
         before = self.state_marks()
         with unchanged(self.components):
             yield
