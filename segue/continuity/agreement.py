@@ -14,34 +14,32 @@ from segue.continuity.noise import rounding_of
 from segue.records import StateMark
 
 EXACT_CHANNELS = ("batch_fingerprint", "streams", "input_fingerprint", "lr", "loss_scale")
-"""Channels that are equal on every machine, because they do not depend on the order of sums."""
+"""Channels whose values are equal on every machine, because they do not depend on the order of floating-point sums."""
 
 TOLERANCES = {"loss": 1e-4, "grad_norm": 1e-3, "param_norm": 1e-3}
-"""Largest relative difference if the environment changed (fp32, at most 8 steps). See docs/continuity.md."""
+"""Largest relative difference per channel in a changed environment (fp32, at most 8 steps). See docs/continuity.md."""
 
 STATE_TOLERANCE, _STATE_FLOOR = 5e-3, 1e-6
-"""Largest relative difference of the norms of the parts of the state after the replayed steps, if the environment
-changed.
-"""
+"""Largest relative difference between the norms of a part of the state after a replay in a changed environment."""
 
 NO_TOLERANCES: Mapping[str, float] = MappingProxyType({})
 """The tolerances for deterministic kernels: no difference is allowed."""
 
 FLOORS = {"loss": 1e-6, "grad_norm": 1e-6, "param_norm": 0.0}
-"""Absolute differences below these values count as rounding.
+"""Absolute differences below these values are treated as rounding errors.
 
-An example is a loss near 0 that is a sum of larger terms.
+For example, a loss near 0 that is a sum of larger terms has such a difference.
 """
 
 
 def compared_parts(before: dict[str, StateMark], after: dict[str, StateMark], *, exact: bool) -> list[str]:
-    """Return the names of the parts of the state that are in both rows and can be compared."""
+    """Return the names of the parts of the state that both rows contain and that can be compared."""
     # The count of random numbers that a kernel draws depends on its instructions.
     return [name for name in before if name in after and (exact or not name.startswith("rng."))]
 
 
 def is_same_part(name: str, before: StateMark, after: StateMark, *, exact: bool, allowed: Mapping[str, float]) -> bool:
-    """Whether a part of the state is equal after the replay. `allowed` contains the noise of each channel and part."""
+    """Whether a part of the state is equal after the replay, up to the noise in `allowed`."""
     noise = allowed.get(f"{STATE}.{name}", allowed.get(STATE, 0.0))
     if before.digest == after.digest:
         return True
@@ -54,9 +52,9 @@ def is_same_part(name: str, before: StateMark, after: StateMark, *, exact: bool,
 
 
 def agree(channel: str, before: object, after: object, *, exact: bool, allowed: Mapping[str, float]) -> bool:
-    """Whether a channel is equal in two rows, up to the `allowed` noise.
+    """Whether the values of a channel in two rows are equal, up to the noise in `allowed`.
 
-    If `exact` is true, no other tolerances apply.
+    If `exact` is true, the noise in `allowed` is the only tolerance.
     """
     if channel in ("streams", "state") and (before is None or after is None):
         return True  # Not every row has this channel.

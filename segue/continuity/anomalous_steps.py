@@ -17,17 +17,17 @@ from segue.spec import AnomalySpec
 LEAST_LOSS_SCALE = 1e-4
 """Smallest loss scale.
 
-Below this loss scale, a scaler has skipped so many steps that no scale helps (fairseq stops there too).
+If the scale is smaller, the scaler has skipped so many steps that no scale helps. fairseq has the same limit.
 """
 
 MOST_SAMPLE_IDS = 1024
-"""Maximum number of sample ids in an anomaly. An anomaly is stored in the log, which is read at every start."""
+"""Maximum number of sample ids in the record of an anomaly. Every start reads these records from the run's log."""
 
 _MAD_TO_DEVIATION = 1.4826
 _LEAST_SPREAD = 0.01
 """Smallest standard deviation, as a share of the median.
 
-Because of this limit, small changes after a flat loss are not spikes.
+Because of this lower limit, a small change after a constant loss is not a spike.
 """
 
 
@@ -45,16 +45,18 @@ class Symptom(NamedTuple):
 
 
 def is_finite(row: StepRow) -> bool:
-    """Whether all numbers of a step without a loss scaler are finite. The result may be False if their sum is too
-    large."""
+    """Whether all numbers of a step without a loss scaler are finite.
+
+    The result may also be False if the sum of the numbers is too large for a float.
+    """
     return row.loss_scale is None and math.isfinite(row.loss + (row.grad_norm or 0.0) + (row.param_norm or 0.0))
 
 
 def symptom(row: StepRow, *, spec: AnomalySpec, recent_losses: Sequence[float]) -> Symptom | None:
-    """Return the anomaly of a step. Return None if there is no anomaly, or if the spec turns the check off.
+    """Return the anomaly of a step, or None if the step has no anomaly or the spec turns the check off.
 
-    `recent_losses` contains the losses of at most `spike_window_steps` previous steps. Spikes are detected only if
-    there are `spike_window_steps` losses.
+    `recent_losses` contains the losses of at most `spike_window_steps` previous steps. The function detects spikes only
+    if the list is full.
     """
     if not is_finite(row) and spec.non_finite != "off":
         found = _not_finite(row)
@@ -68,10 +70,9 @@ def symptom(row: StepRow, *, spec: AnomalySpec, recent_losses: Sequence[float]) 
 
 
 def spike_limit(losses: Sequence[float], *, factor: float) -> float | None:
-    """Return the highest next loss that is not a spike.
+    """Return the highest loss of the next step that is not a spike.
 
-    The limit is computed from the median and the median absolute deviation. Return None if all losses are zero, because
-    there is then no spread to compare with.
+    The limit is computed from the median and the median absolute deviation. Return None if all losses are zero.
     """
     level = median(losses)
     deviation = _MAD_TO_DEVIATION * median([abs(loss - level) for loss in losses])
@@ -80,14 +81,14 @@ def spike_limit(losses: Sequence[float], *, factor: float) -> float | None:
 
 
 def with_loss(recent_losses: tuple[float, ...], loss: float, *, spec: AnomalySpec) -> tuple[float, ...]:
-    """Return the recent losses including one more step. The result is empty if spikes are not checked."""
+    """Return the recent losses and the new loss. The result is empty if the spec turns the spike check off."""
     if spec.spikes == "off" or not math.isfinite(loss):
         return () if spec.spikes == "off" else recent_losses
     return (*recent_losses, loss)[-spec.spike_window_steps :]
 
 
 def _not_finite(row: StepRow) -> Symptom | None:
-    # In the order of cause and effect. With a loss scaler, such gradients are not an anomaly: it skips these steps.
+    # Causes come before effects. A loss scaler skips steps with such gradients, so they are then not an anomaly.
     watched: list[tuple[Literal["loss", "grad_norm", "param_norm"], float | None]] = [("loss", row.loss)]
     if row.loss_scale is None:
         watched.append(("grad_norm", row.grad_norm))

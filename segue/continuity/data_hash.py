@@ -1,7 +1,7 @@
-"""Computes hashes of data, to find out whether the content of a data set has changed.
+"""Computes hashes of data, to detect a changed content of a data set.
 
-Of large arrays, evenly spaced values at fixed positions are hashed. These hashes may therefore miss a change of a few
-rows. But if the changed rows are drawn, the witness shows the change.
+The hash of a large array covers only evenly spaced values at fixed positions. The hash may therefore miss a change of a
+few rows. If training draws the changed rows, the witness shows the change.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from segue.continuity.object_walk import PLAIN, Leaf
 from segue.continuity.process_values import ANY_ORDER
 
 WHOLE_BYTES = 64 * 2**20
-"""Largest array in bytes that is read whole. This takes about ten milliseconds."""
+"""Size in bytes of the largest array that is read whole, which takes about ten milliseconds."""
 _BLOCK_BYTES = 16 * 2**10
 _ITEMS = 10_000
 _MOST_PERMUTED = 200_000
-"""Number of items of the longest collection whose items are all hashed.
+"""Maximum number of items in a collection whose items are all hashed.
 
-With all hashes, the same items in another order are recognized.
+Hashes of all items show whether a collection has the same items in another order.
 """
 
 
 def data_hashes(leaves: Iterable[Leaf]) -> dict[str, str]:
-    """A hash of every array, frame and long sequence, by path."""
+    """Return a hash of every array, frame and long sequence, by path."""
     hashes = {}
     for leaf in leaves:
         hasher = xxhash.xxh3_128()

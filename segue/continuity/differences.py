@@ -12,14 +12,14 @@ CONTENT = ("batch_fingerprint", "streams", "input_fingerprint", "lr", "loss_scal
 """Channels without rounding. A difference in one of these channels is never noise."""
 FLOATS = ("loss", "grad_norm", "param_norm")
 STATE = "state"
-"""The channel of the state after the last step of a witness.
+"""The channel name for the state after the last step of a witness.
 
-The noise of this channel is stored by part, e.g. `state.optimizer`.
+The noise of the channel `state` is stored for each part of the state, e.g. `state.optimizer`.
 """
 
 
 def spread(replays: Sequence[Sequence[WitnessRow]]) -> dict[str, float]:
-    """Return the largest relative difference between any two replays, by channel. Equal channels are left out."""
+    """Return the largest relative difference between any two replays, by channel. The result omits equal channels."""
     found: dict[str, float] = {}
     for one, other in combinations(replays, 2):
         for name, value in differences(one, other).items():
@@ -28,7 +28,7 @@ def spread(replays: Sequence[Sequence[WitnessRow]]) -> dict[str, float]:
 
 
 def differences(one: Sequence[WitnessRow], other: Sequence[WitnessRow]) -> dict[str, float]:
-    """The largest relative difference between the rows of equal steps, by channel."""
+    """Return the largest relative difference between the rows of equal steps, by channel."""
     found: dict[str, float] = {}
     for before, after in pairs_of(one, other):
         values = [(name, relative(getattr(before, name), getattr(after, name))) for name in FLOATS]
@@ -45,7 +45,7 @@ def are_equal(one: Sequence[WitnessRow], other: Sequence[WitnessRow]) -> bool:
 
 
 def content_difference(replays: Sequence[Sequence[WitnessRow]]) -> tuple[str, int] | None:
-    """The channel and the first step in which the content of any two replays differs."""
+    """Return the channel and the first step in which the content of any two replays differs."""
     found = [
         (before.step, number, channel)
         for one, other in combinations(replays, 2)
@@ -80,7 +80,7 @@ def _of_states(
 
 
 def pairs_of(one: Sequence[WitnessRow], other: Sequence[WitnessRow]) -> list[tuple[WitnessRow, WitnessRow]]:
-    """Pairs of the rows with equal steps."""
+    """Return the pairs of rows with the same step."""
     rows = {row.step: row for row in other}
     return [(row, rows[row.step]) for row in one if row.step in rows]
 
@@ -95,5 +95,5 @@ def relative(before: float, after: float) -> float | None:
 
 
 def kind_of(channel: str) -> str:
-    """The channel name without the name of a part."""
+    """Return the channel name without the name of a part of the state."""
     return channel.partition(".")[0]

@@ -16,10 +16,10 @@ from segue.checkpoints.format.snapshot import raw_bytes
 from segue.data.order import Ids, mix
 
 _MOST_DEPTH = 4
-"""Maximum number of levels of nested objects. An example is a batch of graphs with storages, which contain tensors."""
+"""Maximum number of levels of nested objects, for example a batch of graphs with storages that contain tensors."""
 
 _NO_DATA = (type, ModuleType, FunctionType, nn.Module, Dataset)
-"""Types of objects to which a batch may refer but which are not part of its data."""
+"""Types of objects to which a batch may refer, but which are not data of the batch."""
 
 _NUMPY_HAS = (torch.float32, torch.int64, torch.uint8, torch.float64, torch.int32, torch.bool)
 
@@ -35,25 +35,24 @@ _PARTS_OF_SPARSE = {
 
 
 def batch_fingerprint(ids: Ids) -> str:
-    """Return a hash of the sample ids that does not depend on their order. It is the 64-bit sum of mixed ids, in hex.
+    """Return the 64-bit sum of mixed sample ids, in hex. The sum does not depend on the order of the ids.
 
-    The order is ignored, because another world size distributes the same global batch in another order.
+    A different world size distributes the same global batch in a different order.
     """
     # The sum of an array wraps around without a warning.
     return f"{int(mix(ids).sum(dtype=np.uint64)):016x}"
 
 
 def streams_fingerprint(streams: Mapping[str, Any]) -> dict[str, str]:
-    """A hash of the state of each RNG stream, by name."""
+    """Return a hash of the state of each RNG stream, by name."""
     return {name: input_fingerprint(state) for name, state in streams.items()}
 
 
 def input_fingerprint(content: Any) -> str:
-    """Return a hash of the content of a batch: the bytes, type and shape of every tensor, in the order of the
-    structure.
+    """Return a hash of the bytes, type and shape of every tensor in a batch, in the order of the structure.
 
-    If an object is not a collection, only its tensors and arrays are hashed, because its other values may differ from
-    process to process.
+    For an object that is not a collection, the hash covers only its tensors and arrays. Its other values may differ
+    from process to process.
     """
     hasher = xxhash.xxh3_64()
     _feed(content, hasher)

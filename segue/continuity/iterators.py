@@ -23,9 +23,10 @@ def is_iterator(value: Any) -> bool:
 
 
 def position_of(iterator: Any) -> int | float | None:
-    """Return a number that grows with each drawn item. Return None if the position cannot be read, as for a generator.
+    """Return a number that grows with each drawn item, or None if the position cannot be read.
 
-    For an iterator over a sequence, this is the negative number of remaining items.
+    The position of a generator cannot be read. For an iterator over a sequence, the result is the negative number of
+    remaining items.
     """
     kind = type(iterator)
     if kind.__module__ == "builtins" and kind.__name__ in SEQUENCES:
@@ -44,12 +45,12 @@ def position_of(iterator: Any) -> int | float | None:
     if kind is enumerate:
         return parts[1][1] if position_of(parts[1][0]) is not None else None
     kept, is_first_pass_over = parts[2]
-    # The position is 1 to the number of items; after the last item, it is as at the end of the first pass.
+    # The position goes from 1 to the number of items. After the last item, it equals the position after the first pass.
     return (len(kept) - operator.length_hint(parts[1][0], 0)) or len(kept) if is_first_pass_over else len(kept)
 
 
 def draw_until(iterator: Iterator[Any], position: float) -> None:
-    """Draw items until the iterator is at this position. An iterator of the same kind had this position."""
+    """Draw items until the iterator is at the position that `position_of` returned for an iterator of the same type."""
     now = position_of(iterator)
     left = round(position - now) if now is not None else 0
     for _ in itertools.islice(iterator, max(0, min(left, _MOST_DRAWN))):

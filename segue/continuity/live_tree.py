@@ -1,6 +1,6 @@
 """Converts live values to trees of data, and puts trees back into the same live objects.
 
-The objects are changed in place, so that all code that shares the objects sees the change.
+Objects are changed in place, so that all code that shares an object sees the change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OBJECT_FIX = (
 
 
 def tree_of(value: Any, *, path: str, depth: int = 0) -> Any:
-    """Return the value as a tree of data. Tensors and arrays are not copied.
+    """Return the value as a tree of data, without a copy of tensors and arrays.
 
     Raises:
         UnsupportedStateError: a part of the value is not data and has no state_dict. The message contains the path of
@@ -108,7 +108,7 @@ def _tree_of_items(value: Any, path: str, depth: int) -> Any:
 def put(live: Any, saved: Any) -> Any:
     """Put a tree from `tree_of` into the live value, and return the resulting value.
 
-    The result is the live value itself if it can be changed in place. Otherwise the result is a new value.
+    The result is the live value itself if it can be changed in place, else a new value.
     """
     if _put_by_its_own_way(live, saved):
         return live
@@ -133,7 +133,7 @@ def put(live: Any, saved: Any) -> Any:
 
 
 def _put_by_its_own_way(live: Any, saved: Any) -> bool:
-    """Restore a live value that has its own method for this. Return whether the value has such a method."""
+    """Restore a live value by its own load method. Return False if the value has no load method."""
     if isinstance(live, STREAMS):
         set_state_of_stream(live, saved)
     elif isinstance(saved, Fields) and saved.kind == _ITERATOR:
@@ -180,7 +180,7 @@ def _put_mapping(live: Any, saved: Mapping[Any, Any]) -> Any:
 
 def _put_items(live: Any, saved: Any) -> Any:
     is_ordered = isinstance(live, (list, tuple, deque))
-    # Items that were added since then are like the last existing item, as in a list of objects of one class.
+    # Items that were added after the save are like the last existing item, as in a list of objects of one class.
     now = list(live) if is_ordered else []
     items = [put(now[number] if number < len(now) else None, each) for number, each in enumerate(saved)]
     if isinstance(live, list) and isinstance(saved, list):
@@ -234,7 +234,7 @@ def _name_of(kind: type) -> str:
 def _class_of(name: str) -> type | None:
     """Return the loaded class of this name, if its objects contain data.
 
-    No module is imported and no code is called.
+    The function imports no module and calls no code of the class.
     """
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
@@ -245,7 +245,7 @@ def _class_of(name: str) -> type | None:
 
 
 def parts_held(value: Any, *, depth: int = 0) -> Iterator[Any]:
-    """Yield the value itself, and the objects and collections inside the value that are restored in place."""
+    """Yield the value itself, and the objects and collections inside it that are restored in place."""
     yield value
     if depth > _DEEPEST or isinstance(value, (*_AS_THEY_ARE, *STREAMS)) or is_frame(value):
         return

@@ -1,6 +1,6 @@
 """Names the state that a resume has lost.
 
-The root cause comes first, then the consequences of the root cause, and the fix. The module is pure.
+A finding names the root cause, then its consequences, and then the fix. The module is pure.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from segue.records import Finding
 UNREGISTERED = "unregistered state"
 """The component name in findings about untracked state."""
 CARRIED = "carried"
-"""The channel of lost values that affect later steps. If such values are lost, no verdict is exact."""
+"""The channel of findings about lost values that affect later steps. A resume with such a finding is never exact."""
 OUTSIDE = "outside the checkpoint"
-"""The component name in findings about a difference whose cause is not among the compared values."""
+"""The component name in findings about a difference whose cause is outside the compared values."""
 
 NO_BATCHES_FIX = (
     "segue sees batches only if run.epochs loops over run.batches; if the batches may differ, use a loader that "
     "continues (ResumableLoader, StatefulDataLoader) with a framework, and run.batches in a loop"
 )
-"""The fix for a loss that differs in a framework, or in a program without `run.batches`."""
+"""The fix for a loss that differs in a framework or in a program without `run.batches`."""
 
 PROCESS = "values of the process"
-"""The component name for times and unseeded randomness. Such values differ in each process and are never compared."""
+"""The component name for times and unseeded random values, which differ in each process and are never compared."""
 UNREAD = "unread"
 """The channel of findings about objects whose state cannot be compared."""
 
@@ -37,14 +37,12 @@ ORDER, CONTENT, SCHEDULE, SCALE, UPDATE, METRIC = (
     "evaluate",
 )
 REACHED_FROM = "reached from "
-"""The text before the recipe field that leads to an untracked value, if the path of the value does not begin with this
-field.
-"""
+"""Text before the recipe field that leads to an untracked value whose path does not begin with the field."""
 _MOST_CAUSES, _MOST_FIXES = 6, 6
 _OF_DATA = ("data.", "batches")
 """Prefixes of the component names of data.
 
-The first prefix is for a recipe, the second for the loaders of a program.
+The prefix `data.` is for a recipe, and the prefix `batches` is for the loaders of a program.
 """
 _NEAREST = {
     "batch_fingerprint": _OF_DATA,
@@ -58,7 +56,7 @@ _NEAREST = {
     "state": ("extra", "after_step", "model"),
     METRIC: ("evaluate", "model", "extra"),
 }
-"""The most likely places of the cause, by the first channel that differs."""
+"""The most likely components of the cause, by the first channel that differs."""
 _OF_BATCHES = ("batch_fingerprint", "streams", "input_fingerprint")
 _OF_NUMBERS = ("loss", "grad_norm")
 
@@ -107,11 +105,10 @@ def explained(
     noted: Sequence[Finding],
     compared: Collection[str],
 ) -> tuple[Finding, ...]:
-    """Return the findings of a replay with their fixes. The first finding gets the name of the root cause.
+    """Return the findings of a replay with their fixes. The first finding names the root cause.
 
-    All values in `compared` are equal, so the cause is not among them. The cause is in `untracked` values or in `noted`
-    differences of the setup. If a random stream differs, or if samples have another order, this difference is itself
-    the cause.
+    All values in `compared` are equal, so none of them is the cause. The cause is in `untracked` values or in `noted`
+    differences of the setup. A different random stream or sample order is itself the cause.
     """
     if not findings:
         return ()
@@ -161,7 +158,7 @@ def _rank_of(finding: Finding, channel: str) -> tuple[bool, bool]:
 
 
 def _by_carried(first: Finding, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding:
-    """Return the finding of a replay whose cause is known: lost values that affect later steps."""
+    """Return the finding of a replay whose cause is the loss of values that affect later steps."""
     causes = [finding for finding in untracked if finding.channel == CARRIED]
     more = [f"{len(causes) - _MOST_CAUSES} more"] if len(causes) > _MOST_CAUSES else []
     said = "; ".join([cause.sentence for cause in causes[:_MOST_CAUSES]] + more)
@@ -172,9 +169,7 @@ def _by_carried(first: Finding, untracked: Sequence[Finding], noted: Sequence[Fi
 
 
 def with_causes(finding: Finding, *, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding:
-    """Return the finding about a recipe that is not reproducible, extended with the values that differ in each
-    process.
-    """
+    """Add the values that differ in each process to the finding about a recipe that is not reproducible."""
     causes = [cause.sentence for cause in (*noted, *untracked)]
     if not causes:
         return finding
@@ -195,7 +190,7 @@ def _cause_of(first: Finding, untracked: Sequence[Finding], noted: Sequence[Find
     elif first.channel == "input_fingerprint" or (first.channel == "streams" and first.step is not None):
         candidates = list(untracked)
     else:
-        # A difference in another channel than the loss is its own cause, unless a value near that channel changed.
+        # A difference outside the loss channel is its own cause if no value near that channel changed.
         candidates = [finding for finding in (*untracked, *noted) if _is_near(finding, first.channel)]
     return with_fix(candidates[0]) if candidates else None
 

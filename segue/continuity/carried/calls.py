@@ -1,6 +1,6 @@
-"""Judges the effect of calls on their arguments by names.
+"""Classifies the effect of a call on its arguments by the name of the called function.
 
-A call shows its arguments, computes with them, or keeps them.
+A call shows its arguments, computes a value from its arguments, or stores its arguments.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _KEEPING = frozenset(
     }
     | {"set_default_dtype", "set_grad_enabled", "savez_compressed", "to_csv", "to_json", "to_parquet", "system"}
 )
-"""Functions of computing modules that have side effects."""
+"""Functions with side effects, in modules whose other functions only compute a value."""
 
 _MUTATING = frozenset(
     {"append", "appendleft", "extend", "extendleft", "add", "update", "insert", "pop", "popleft", "popitem", "remove"}
@@ -93,7 +93,7 @@ _OF_PROCESS = frozenset(
     | {"NamedTemporaryFile", "elapsed_time", "thread_time", "getppid", "urandom", "token_hex", "cpu_percent", "node"}
     | {"memory_allocated", "max_memory_allocated", "virtual_memory", "getloadavg", "default_timer", "timer"}
 )
-"""Functions whose results differ in each process, such as times, process ids and temporary names."""
+"""Functions whose results differ in each process, for example times, process ids and temporary file names."""
 
 
 def words_of(function: ast.expr) -> list[str]:
@@ -134,12 +134,12 @@ def computes(words: list[str]) -> bool:
 
 
 def makes_plain(words: list[str]) -> bool:
-    """Whether the result of such a call is data, and not an object of a library."""
+    """Whether the result of a call with this name is plain data, and not an object of a library."""
     return computes(words) and _OF_LIBRARIES.isdisjoint(words[1:])
 
 
 def mutates(method: str) -> bool:
-    """Whether a method adds its arguments to its object. The object is a collection or a tensor."""
+    """Whether a method adds its arguments to its object, which is a collection or a tensor."""
     return method in _MUTATING or (method.endswith("_") and not method.startswith("_"))
 
 

@@ -1,6 +1,4 @@
-"""Writes sentences about values that a loop carries: the variable, its change, and the lines of code that
-register it.
-"""
+"""Describes values that a loop carries: the variable, its change, and the code that registers the variable."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from segue.user_objects.users_files import short_path
 
 _ABSENT = object()
 ITERATOR, OF_CODE, KEEPER = "iterator", "code", "keeper"
-"""The kinds of values that a checkpoint cannot store."""
+"""The three types of values that a checkpoint cannot store."""
 _WITHOUT = {
     KEEPER: "such an object: keep what {} holds, or how far it was read, in numbers, lists, dicts and tensors, or "
     "compute it from the number of the step",
@@ -38,11 +36,11 @@ def findings_of(
     session: str,
     taken: Collection[str],
 ) -> tuple[Finding, ...]:
-    """Return one finding for each of these variables, in the given order.
+    """Return one finding for each given variable, in the given order.
 
-    `before` and `now` contain the marks of the variables by path. `kinds` contains the types of their values. `lasting`
-    contains the paths of the variables that the outermost loop carries. `session` is the name of the session in the
-    program. `taken` contains the names of the components.
+    `before` and `now` contain the state marks of the variables by path. `kinds` contains the types of the variables'
+    values. `lasting` contains the paths of the variables that the outermost loop carries. `session` is the variable
+    name of the session in the program. `taken` contains the names of existing components.
     """
     found = []
     for each in names:
@@ -59,7 +57,7 @@ def findings_of(
 def unread_ones(names: Sequence[CarriedName], *, types: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return a sentence and a fix for each variable whose value cannot be compared.
 
-    `types` contains the classes by path.
+    `types` contains the class of each variable by path.
     """
     return tuple(
         (
@@ -97,7 +95,7 @@ def fix_of(
     session: str,
     taken: Collection[str],
 ) -> str:
-    """The lines of code that register these variables of one function."""
+    """Return the lines of code that register the given variables of one function."""
     held = [name for name in names if kinds.get(name.path) not in _WITHOUT]
     fixes = [
         f"no checkpoint can hold {_WITHOUT[kind]}".format(name.name)
@@ -132,7 +130,7 @@ def fix_of(
 
 
 def fix_of_globals(names: Sequence[str], *, session: str) -> str:
-    """The line of code that registers variables of the script."""
+    """Return the line of code that registers global variables of the script."""
     return f"write `{session}.track_variables(globals(), {', '.join(map(_quoted, names))})` before the training loop"
 
 
@@ -165,7 +163,7 @@ def _first_value(name: CarriedName) -> str:
 
 
 def _group(name: CarriedName, taken: Collection[str]) -> str:
-    """An unused name for the group of variables of a loop."""
+    """Return an unused component name for the variables of a loop."""
     of = re.sub(r"\W", "_", name.function.rpartition(".")[2].strip("<>"))
     known = (f"{of}_carries", f"{of}_carries_in_{name.loop_line}", f"carried_in_{name.loop_line}")
     return next((each for each in known if each not in taken), known[-1])

@@ -37,9 +37,7 @@ from segue.continuity.carried.source import Function
 
 
 def _attribute_of_call(node: ast.Call) -> ast.Attribute | None:
-    """Return the attribute that `getattr(x, "name")` reads or `setattr(x, "name", value)` sets, if the name is a
-    literal.
-    """
+    """Return the attribute that a call of `getattr` or `setattr` with a literal name reads or sets."""
     match node:
         case ast.Call(func=ast.Name(id="getattr" | "setattr"), args=[holder, ast.Constant(value=str(name)), *_]):
             return ast.copy_location(ast.Attribute(holder, name, ast.Load()), node)
@@ -57,12 +55,12 @@ class Expressions:
         self._function, self._found = function, found
         self._index, self._flows, self._called = found.index, found.flows, found.called
         self._filling: set[Spot] = set()
-        """Collections and variables that the current statement fills, because they lacked a value."""
+        """Collections and variables without a value, which the current statement fills."""
         self._conditions: list[Spots] = [frozenset({call_of(function)}) if not function.is_module else NOTHING]
 
     @property
     def _now(self) -> Spots:
-        """The places that decide whether the current statement runs."""
+        """Return the nodes of the graph whose values decide whether the current statement runs."""
         return frozenset().union(*self._conditions)
 
     def _to(self, sources: Iterable[Spot], target: Spot | None) -> None:
@@ -108,7 +106,7 @@ class Expressions:
             self._flows.mutations.append(Mutation(root, sources, given, is_guess=conditions is not None))
 
     def _note_change(self, changed: ast.expr, *, is_assignment: bool) -> None:
-        """Record that an attribute of a variable's object is assigned or changed in place."""
+        """Record that a statement assigns an attribute of a variable's object, or changes the attribute in place."""
         while isinstance(changed, ast.Subscript):
             changed = changed.value
         if not isinstance(changed, ast.Attribute) or (holder := self._place_of(changed.value)) is None:
@@ -119,7 +117,7 @@ class Expressions:
         self._flows.changes.append(change)
 
     def _place_of(self, node: ast.expr) -> Spot | None:
-        """The place of a variable or an attribute."""
+        """Return the node of a variable or an attribute in the graph."""
         match node:
             case ast.Name():
                 return spot_of(self._function, node.id)
@@ -133,9 +131,9 @@ class Expressions:
         return isinstance(node, ast.Name) and node.id in (*first, "self", "cls")
 
     def _origins(self, node: ast.expr) -> set[Spot]:
-        """Return the places whose existing object an expression may return.
+        """Return the graph nodes of the existing objects that an expression may return.
 
-        UNKNOWN stands for an object of a library.
+        The node `UNKNOWN` represents objects of libraries.
         """
         match node:
             case ast.Name():

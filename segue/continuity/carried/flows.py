@@ -1,8 +1,8 @@
-"""Follows the flow of values through the user's functions, and finds whether values affect more than output for people.
+"""Builds the data-flow graph of the user's functions, to decide which values affect more than output for people.
 
-The flow is a graph of places. A place is a variable, an attribute (by its name) or the result of a function. The order
-of statements is ignored. An edge of the graph leads from a place that an assignment, a condition or a call reads to a
-place that it changes. If code is not understood, the values in the code count as used.
+A node of the graph is a variable, an attribute (by its name) or the result of a function. The graph ignores the order
+of statements. An edge leads from a node that a statement reads to a node that the statement changes. If the analysis
+does not understand some code, it assumes that the values in the code affect training.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass, field, replace
 from segue.continuity.carried.source import Function, functions_of
 
 Spot = str
-"""A place of values: `file|function|name` for a variable, `.name` for an attribute."""
+"""A node of the graph: `file|function|name` for a variable, `.name` for an attribute."""
 USED: Spot = "used"
 """The end node of the graph. Each value that affects training, saved results or a library has a path to this node."""
 PROCESS: Spot = "process"
-"""The place that stands for times, process ids and temporary names."""
+"""The node that represents times, process ids and temporary file names."""
 COLLECTION: Spot = "collection"
-"""The place that stands for Python's built-in collections."""
+"""The node that represents Python's built-in collections."""
 UNKNOWN: Spot = "unknown"
-"""The place that stands for objects of libraries. A change of such an object may change training."""
+"""The node that represents objects of libraries. A change of an object of a library may change training."""
 
 
 def spot_of(function: Function, name: str) -> Spot | None:
-    """Return the place of the variable with this name in a function. Return None for a built-in name."""
+    """Return the node of the variable with this name in a function. Return None for a built-in name."""
     home = function.home_of(name)
     return None if home is None else f"{home.file}|{home.name}|{name}"
 
@@ -36,12 +36,12 @@ class Mutation:
     """A change of an object."""
 
     root: Spot
-    """The name through which the object is changed."""
+    """The node of the name through which the code changes the object."""
     sources: frozenset[Spot]
-    """The places that determine the change."""
+    """The nodes whose values determine the change."""
     conditions: frozenset[Spot]
     is_guess: bool
-    """Whether the change is only assumed, because the code calls an unknown method of the object."""
+    """Whether the analysis only assumes the change, because the code calls an unknown method of the object."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class AttributeChange:
 
 
 class Flows:
-    """The graph of flows. The graph is built once from whole files."""
+    """The data-flow graph, which is built once from whole files."""
 
     def __init__(self) -> None:
         self._to: defaultdict[Spot, set[Spot]] = defaultdict(set)
         self._from: defaultdict[Spot, set[Spot]] = defaultdict(set)
         self.aliases: defaultdict[Spot, set[Spot]] = defaultdict(set)
-        """For each place, the other places that may hold the same object."""
+        """For each node, the other nodes that may hold the same object."""
         self.mutations: list[Mutation] = []
         self._computed: defaultdict[Spot, set[Spot]] = defaultdict(set)
         """The edges of the graph, except the edges that come from conditions."""
@@ -78,7 +78,7 @@ class Flows:
         self._both: defaultdict[Spot, set[Spot]] | None = None
         self.changes: list[AttributeChange] = []
         self._direct: list[tuple[frozenset[Spot], Spot, frozenset[Spot]]] = []
-        """The edges that are not changes of objects. Each edge has its sources, its target and its conditions."""
+        """The edges that do not change an object in place, each with its sources, its target and its conditions."""
         self._used: frozenset[Spot] | None = None
         self._of_process: set[Spot] | None = None
         self._named: defaultdict[str, list[Spot]] | None = None
@@ -101,16 +101,15 @@ class Flows:
             self.same[name].add(other)
 
     def settle(self) -> None:
-        """Extend each change of an object to all other names of the object."""
+        """Apply each change of an object to all other names of the object."""
         for each in self.mutations:
             for spot in self._all_names_of(each.root):
                 self._link(each.sources, USED if spot == UNKNOWN else spot, each.conditions)
 
     def of_data_without(self, names: Collection[Spot]) -> Flows:
-        """Return the same graph without these places, which hold plain data.
+        """Return the graph without the given nodes, which hold plain data.
 
-        The new graph is the same as if nothing was changed through these places. Plain data has no methods that could
-        change the data in a way that the graph does not show.
+        Plain data has no methods that could change the data without an edge in the graph.
         """
         left = Flows()
         left.aliases = self.aliases
@@ -130,9 +129,7 @@ class Flows:
         return left
 
     def names_of_same(self, spot: Spot) -> frozenset[Spot]:
-        """Return the places that hold the same object as this place, because one of the places was assigned from the
-        other.
-        """
+        """Return the nodes that hold the same object as this node because of an assignment."""
         if self._both is None:
             self._both = defaultdict(set)
             for name, others in self.same.items():
@@ -145,27 +142,25 @@ class Flows:
         return _reached(root, self.aliases) | {root}
 
     def is_used(self, spot: Spot) -> bool:
-        """Whether the value of the place may affect more than output for people."""
+        """Whether the value of the node may affect more than output for people."""
         if self._used is None:
             self._used = frozenset(_reached(USED, self._from))
         return spot in self._used
 
     def computed_from(self, source: Spot) -> set[Spot]:
-        """Return the places whose values are computed from this place, including the place itself.
+        """Return the nodes whose values are computed from this node, including the node itself.
 
-        Edges from conditions do not count.
+        The search ignores edges from conditions.
         """
         return _reached(source, self._computed) | {source}
 
     def is_written(self, spot: Spot) -> bool:
-        """Whether the place gets computed values, and not only constants."""
+        """Whether the code assigns computed values to the node, and not only constants."""
         sources = (source for source, targets in self._computed.items() if spot in targets and source != spot)
         return any(source in self._from or UNKNOWN in self._all_names_of(source) for source in sources)
 
     def named(self, name: str) -> list[Spot]:
-        """Return all places of this name: the attributes with this name, and the variables with this name in all
-        functions.
-        """
+        """Return the nodes of all attributes and variables with this name, in all functions."""
         if self._named is None:
             self._named = defaultdict(list)
             for spot in sorted(self._to.keys() | self._from.keys()):
@@ -173,11 +168,10 @@ class Flows:
         return self._named.get(name, [])
 
     def depends_on_itself(self, spot: Spot) -> bool:
-        """Whether the next value of the place follows from the previous value of the place, and not only through
-        objects of libraries.
+        """Whether the next value of the node follows from its previous value without a path through a library.
 
-        For example, a loss changes a model, and the next loss follows from the model. The state in this example is in
-        the model, and the model itself is tracked or reported.
+        For example, the result is False for a loss: the loss changes a model, and the next loss follows from the model.
+        A loss thus has no state of its own.
         """
         found: set[Spot] = set()
         waiting = [spot]
@@ -190,7 +184,7 @@ class Flows:
         return spot in found
 
     def follows_from_process(self, spot: Spot) -> bool:
-        """Whether the values of the place are computed from times, process ids and similar values."""
+        """Whether the values of the node are computed from times, process ids or other values of the process."""
         if self._of_process is None:
             self._of_process = self.computed_from(PROCESS)
         return spot in self._of_process
@@ -208,7 +202,7 @@ def _reached(start: Spot, edges: defaultdict[Spot, set[Spot]]) -> set[Spot]:
 
 
 def _is_of(function: Function, only: Collection[tuple[str, str]]) -> bool:
-    """Whether the given function is one of these functions or encloses one of them.
+    """Whether the function is in `only`, or encloses a function in `only`.
 
     An outer function assigns names that an inner function reads.
     """
@@ -218,10 +212,10 @@ def _is_of(function: Function, only: Collection[tuple[str, str]]) -> bool:
 
 
 class Index:
-    """The functions of some files, by the names under which code calls the functions."""
+    """The functions of some files, by the names by which code calls the functions."""
 
     def __init__(self, files: Iterable[str], *, only: Collection[tuple[str, str]] | None = None) -> None:
-        """`only` limits the index to these functions, by file and qualified name. None means all functions."""
+        """`only` contains the functions to index, by file and qualified name. None means all functions."""
         found = (function for file in dict.fromkeys(files) for function in functions_of(file))
         self.all = [each for each in found if only is None or _is_of(each, only)]
         self._functions: defaultdict[str, list[Function]] = defaultdict(list)
@@ -258,18 +252,18 @@ NOTHING: Spots = frozenset()
 
 
 def result_of(function: Function) -> Spot:
-    """The place (see flows.py) of the return value of a function."""
+    """Return the graph node of the return value of a function."""
     return f"{function.file}|{function.name}|return"
 
 
 def call_of(function: Function) -> Spot:
-    """The place (see flows.py) for the fact that a function is called."""
+    """Return the graph node that represents calls of a function."""
     return f"{function.file}|{function.name}|()"
 
 
 @dataclass(frozen=True)
 class MethodCall:
-    """A call of a method. If the object belongs to the user's code, the method also belongs to it."""
+    """A call of a method on an object."""
 
     base: Spots
     given: Spots
@@ -280,23 +274,23 @@ class MethodCall:
 
 @dataclass(frozen=True)
 class Binding:
-    """The arguments of a call, and the parameters of a function of the user that may be called."""
+    """The arguments of a call, and the parameters of a user's function that the call may reach."""
 
     function: Function
     base: Spots
-    """The object of the call, if Python's collections have a method of the same name. Otherwise this is empty."""
+    """The object of the call. The set is empty if Python's collections have no method with the name of the function."""
     given: tuple[tuple[Spot, Spots, Spots], ...]
-    """For each parameter, the places from which its value follows, and the places that may be the same object."""
+    """For each parameter: its node, the nodes from which its value follows, and the nodes that may hold its object."""
     conditions: Spots
 
 
 @dataclass
 class CodeFacts:
-    """The facts from the functions of some files."""
+    """The data-flow edges, calls and bindings in the functions of some files."""
 
     index: Index
     flows: Flows = field(default_factory=Flows)
     method_calls: list[MethodCall] = field(default_factory=list)
     bindings: list[Binding] = field(default_factory=list)
     called: set[str] = field(default_factory=set)
-    """Names of the functions that these functions call."""
+    """Names of the functions that the analysed functions call."""

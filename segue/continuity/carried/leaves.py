@@ -1,4 +1,4 @@
-"""Decides whether the values found in the user's objects affect later steps."""
+"""Decides whether the values in the user's objects affect later steps."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, ValuePlace
 from segue.data.streams import STREAMS
 
 _OF_CODE = ("closure variable", MODULE_VARIABLE, "default argument", "function attribute", "class attribute")
-"""The kinds of places whose names appear in the code that was read."""
+"""The types of variables whose names appear in the analysed code."""
 
 
 class UseOfLeaves:
-    """Finds the places of values in the graph of flows.
+    """Finds the nodes of values in the data-flow graph.
 
-    A place is found by the last name in the value's path that the code contains.
+    The search uses the last name in the value's path that the code contains.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class UseOfLeaves:
         is_made_anew: Callable[[str], bool] = lambda _: False,
         is_of_framework: bool = False,
     ) -> None:
-        """`modules` contains the components that are torch modules.
+        """`modules` contains the components that are torch modules, because their plain attributes are in no
+        state_dict.
 
-        The plain attributes of a torch module are in no state_dict. `is_made_anew` tells whether the loop assigns an
-        attribute in each step before it reads the attribute. If `is_of_framework` is true, a framework runs the loop
-        and saves its state. In this case no value counts as carried.
+        `is_made_anew` is true for an attribute that the loop assigns in each step before the loop reads it. If
+        `is_of_framework` is true, a framework runs the loop and saves the loop's state, so no value is carried.
         """
         self._flows, self._modules, self._is_made_anew = flows, modules, is_made_anew
         self._is_of_framework = is_of_framework
@@ -48,7 +48,7 @@ class UseOfLeaves:
     def is_carried(self, leaf: Leaf) -> bool:
         """Whether the next value follows from this value and affects more than output for people.
 
-        If a component has its own state_dict, its values may be stored in the state_dict in another form.
+        A component with its own state_dict may store its values there in another form.
         """
         if self._is_of_framework or (leaf.is_registered and leaf.root not in self._modules):
             return False
@@ -59,7 +59,7 @@ class UseOfLeaves:
     def is_shown(self, leaf: Leaf) -> bool:
         """Whether the value has no effect on training.
 
-        Such a value is only shown to people, is unused, or is replaced in each step.
+        A value without effect is only shown to people, is unused, or is replaced in each step.
         """
         spots = self._spots_of(leaf)
         if self._is_made_anew(leaf.path.rpartition(".")[2]) and not self.is_carried(leaf):
@@ -75,7 +75,7 @@ class UseOfLeaves:
         return is_iterator(value) or self._flows.depends_on_itself(spot)
 
     def _spots_of_list(self, leaf: Leaf) -> list[Spot]:
-        """Return the places of the collection that contains the value.
+        """Return the graph nodes of the collection that contains the value.
 
         A collection may grow while its objects stay unchanged.
         """
@@ -96,7 +96,7 @@ class UseOfLeaves:
             elif number == 0 and leaf.place == "closure variable":
                 found = [spot for spot in found if "|" in spot and f"|{MODULE}|" not in spot]
             elif number == 0 and ("attribute" in leaf.place or not leaf.place):
-                # A value without a place existed only in an earlier attempt, most often as an attribute.
+                # If a value has no place, only an earlier attempt had the value, most often as an attribute.
                 found = [spot for spot in found if "|" not in spot] or ([] if leaf.place else found)
             if found or leaf.place in _OF_CODE:
                 return found
@@ -104,7 +104,7 @@ class UseOfLeaves:
 
 
 def _is_module(leaf: Leaf, path: str) -> bool:
-    """Whether the object at this path is a torch module. If it is, the numbers below the path are layer numbers."""
+    """Whether the object at this path is a torch module. The numbers below a torch module are layer numbers."""
     place = leaf.at
     while place is not None and place.path != path:
         place = place.outer
@@ -115,7 +115,7 @@ def _is_module(leaf: Leaf, path: str) -> bool:
 
 
 def _is_within_package(place: ValuePlace) -> bool:
-    """Whether the value is inside an object of an installed package that is not a layer."""
+    """Whether the value is inside an object from an installed package. Layers are not included."""
     outer = place.outer
     while outer is not None:
         try:

@@ -1,7 +1,7 @@
-"""Finds the names that a loop reads before it writes them, although the loop also writes them.
+"""Finds the names that each iteration of a loop reads before it writes them.
 
-The values of such names last to the next iteration. The analysis is a backward dataflow analysis of the statements of
-one function. A name is live at a point if it may be read before it is written, after this point.
+The loop carries the values of these names to the next iteration. The module does a backward data-flow analysis of one
+function. A name is live at a point of the code if code after this point may read the name before writing it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
 def loops_at(function: Function, line: int) -> list[Loop]:
-    """Return the loops of a function that contain this line, the outermost loop first."""
+    """Return the loops of a function that contain this line, from the outermost to the innermost loop."""
     loops = (node for node in own_nodes(function.node) if isinstance(node, Loop))
     return [loop for loop in loops if loop.lineno <= line <= (loop.body[-1].end_lineno or 0)]
 
@@ -31,18 +31,19 @@ def targets_of(loop: Loop) -> Names:
 
 
 def live_in(function: Function, loop: Loop) -> Names:
-    """Return the names that are live at the start of an iteration. Such a name may be read before it is written.
+    """Return the names that an iteration may read before it writes them.
 
-    A `for` loop inside the loop is assumed to make at least one iteration, because it runs over micro-batches, samples
-    or parameters. Without this assumption, the names that the inner loop assigns would seem to keep values of an
-    earlier step.
+    The analysis assumes that an inner `for` loop makes at least one iteration, because it runs over micro-batches,
+    samples or parameters. Without this assumption, the names that the inner loop assigns would seem to keep values of
+    an earlier step.
     """
     return _Liveness(function).where_an_iteration_begins(loop)
 
 
 def live_at_entry(function: Function, *, at_end: str = "") -> Names:
-    """Return the names that are live at the start of the function, if the names `at_end` are read after the function
-    has returned.
+    """Return the names that are live at the start of the function.
+
+    `at_end` contains the names that code reads after the function has returned.
     """
     after = frozenset({at_end} if at_end else ())
     return _Liveness(function, after).where_the_function_begins()
@@ -105,7 +106,7 @@ def _inner_functions(function: Function) -> dict[str, Function]:
 
 @dataclass(frozen=True)
 class _After:
-    """The names that are live after a statement, for each way in which the statement can be left."""
+    """The names that are live after a statement, for each exit of the statement (e.g. `break` or `return`)."""
 
     end: Names = _NONE
     broken: Names = _NONE
@@ -117,9 +118,9 @@ class _After:
 class _Liveness:
     function: Function
     _at_end: Names = _NONE
-    """The names that are read after the function has returned."""
+    """The names that code reads after the function has returned."""
     _targets: dict[int, Names] = field(default_factory=dict)
-    """For each analysed loop, by id, the names that are live at the start of an iteration."""
+    """The names that are live at the start of an iteration, by the id of the analysed loop."""
     _inner: dict[str, Names] = field(default_factory=dict)
     _methods: set[str] = field(default_factory=set)
     """Names of all methods of the classes in the file."""

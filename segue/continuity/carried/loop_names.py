@@ -18,7 +18,7 @@ _LONGEST = 40
 
 @dataclass(frozen=True)
 class Running:
-    """A running function of the user, with the line that the function executes now."""
+    """A running function of the user, with the line that it currently executes."""
 
     file: str
     name: str
@@ -32,44 +32,42 @@ class CarriedName:
 
     name: str
     function: str
-    """Qualified name of the function. The name is `<module>` outside of functions."""
+    """Qualified name of the function. The name is `<module>` for code outside of functions."""
     file: str
     line: int
     """Line of the first statement in the loop that assigns the variable.
 
-    If the variable is only changed in place, this is the line of the loop.
+    If the loop only changes the variable in place, the value is the line of the loop.
     """
     loop_line: int
     """Line of the outermost loop that carries the variable."""
     is_rebound: bool
     """Whether the loop assigns the variable.
 
-    If it does not, the variable is carried only if its value is changed in place.
+    A variable that the loop does not assign is carried only if the loop changes its value in place.
     """
     is_used: bool
     """Whether the variable affects more than output for people."""
     is_of_process: bool
-    """Whether the variable is computed from times and similar values of the process."""
+    """Whether the variable is computed from times, process ids or other values of the process."""
     is_bound: bool
     """Whether the variable has a value before the loop."""
     is_global: bool
     """Whether the variable belongs to the script or to a module, and not to a function."""
     initial: str = ""
-    """Source text of the expression that is assigned to the variable before the loop."""
+    """Source text of the expression that the function assigns to the variable before the loop."""
     is_constant: bool = False
     """Whether the expression in `initial` is a constant, e.g. a number or a string."""
     derives_from: frozenset[str] = frozenset()
     """The names in the expression `initial`."""
     is_of_namespace: bool = False
-    """Whether the variable is an attribute of a namespace that several functions change, each under its own variable
-    name.
-    """
+    """Whether the variable is an attribute of a namespace that several functions change."""
     is_change_known: bool = True
-    """Whether a statement that changes the variable was found."""
+    """Whether the analysis found a statement that changes the variable."""
     bare_line: int = 0
     """Line of an assignment whose target cannot be an attribute (`:=`, or a name in a `case`).
 
-    The value 0 means that there is no such line.
+    The value 0 means that the function has no assignment of this form.
     """
 
     @property
@@ -89,7 +87,8 @@ class LoopNames:
     carried: dict[str, CarriedName]
     """The carried variables by name."""
     fresh: frozenset[str]
-    """Variables that each iteration assigns before it reads them. Attributes have the form `variable.attribute`."""
+    """Variables that each iteration assigns before it reads the variables. Attributes have the form
+    `variable.attribute`."""
     line: int
     """Line of the outermost loop."""
 
@@ -97,7 +96,7 @@ class LoopNames:
 def names_in_loops(running: Running, flows: Flows) -> LoopNames | None:
     """Return the variables of the running loops of a function.
 
-    Return None if no loop is running, or if the source cannot be read.
+    Return None if no loop is running or the source cannot be read.
     """
     function = function_at(running.file, running.name, running.first_line)
     loops = loops_at(function, running.line) if function is not None else []
@@ -112,7 +111,7 @@ def names_in_loops(running: Running, flows: Flows) -> LoopNames | None:
 
 
 def _carried_by(function: Function, loops: Sequence[Loop], flows: Flows) -> Iterator[CarriedName]:
-    """Return the carried variables. `loops` begins with the outermost loop."""
+    """Return the carried variables. The first of the `loops` is the outermost loop."""
     lives = [live_in(function, loop) for loop in loops]
     writes = [written_in(function, loop) for loop in loops]
     for name in sorted(frozenset().union(*lives)):
@@ -141,9 +140,9 @@ def _carried_by(function: Function, loops: Sequence[Loop], flows: Flows) -> Iter
 
 
 def _bare_line(function: Function, name: str, *, since: int) -> int:
-    """Return the first line in the loop that assigns the variable by a statement without attribute targets.
+    """Return the first line in the loop that assigns the variable by a statement that cannot assign attributes.
 
-    Return 0 if there is no such line.
+    Return 0 if no line does so.
     """
     found = [
         node.lineno

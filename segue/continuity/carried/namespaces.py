@@ -1,7 +1,8 @@
-"""Treats the attributes of a namespace that functions change like variables that a loop carries.
+"""Finds the attributes of a namespace that a loop carries from one iteration to the next.
 
-An `argparse.Namespace` or a `SimpleNamespace` has another variable name in each function that gets the namespace. In
-the graph of flows, all attributes of a namespace depend on each other. This module analyses each attribute separately.
+An `argparse.Namespace` or a `SimpleNamespace` may have another variable name in each function that gets the namespace.
+In the data-flow graph, all attributes of a namespace depend on each other. This module analyses each attribute
+separately.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from segue.continuity.carried.source import Function, function_at, functions_of
 
 
 class NamespaceFlows:
-    """Finds the carried attributes of namespaces. The graph of each namespace is built once."""
+    """Finds the carried attributes of namespaces. The class builds the graph of each namespace once."""
 
     def __init__(self, flows: Flows) -> None:
         self._flows = flows
@@ -26,7 +27,7 @@ class NamespaceFlows:
     def carried(self, running: Running, variable: str, attributes: Collection[str]) -> Iterator[CarriedName]:
         """Return the attributes of a variable of this function whose values may last from one iteration to the next.
 
-        If no statement that changes an attribute is found, the value of the attribute is assumed to last.
+        If the analysis finds no statement that changes an attribute, it assumes that the value lasts.
         """
         place = self._place(running, variable)
         if place is None:
@@ -89,7 +90,7 @@ class _Namespace:
 
     @cached_property
     def flows(self) -> Flows:
-        """The graph without the flows through the namespace as a whole."""
+        """The data-flow graph without the edges through the namespace as a whole."""
         return self._all.of_data_without(self._names)
 
     def lasts(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
@@ -104,7 +105,7 @@ class _Namespace:
     def is_made_anew(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
         """Whether each function assigns the attribute before it reads the attribute.
 
-        If so, no function reads another function's value.
+        If the result is True, no function reads a value of another function.
         """
         changes = self.changes.get(attribute, ())
         is_assigned = any(each.is_assignment for each in changes) and not any(map(_may_keep, changes))
@@ -117,7 +118,7 @@ class _Namespace:
     def _is_read_later(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
         """Whether a function reads the attribute without assigning it.
 
-        This is assumed if the namespace is itself an attribute.
+        If the namespace is itself an attribute, the result is True.
         """
         if any(name.startswith(".") for name in self._names):
             return True

@@ -1,4 +1,4 @@
-"""Reads the user's functions into the graph of flows. Each statement is visited once, and no code is run."""
+"""Builds the data-flow graph from the source of the user's functions, without running the code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from segue.continuity.carried.source import Definition, Function
 log = logging.getLogger(__name__)
 
 _SHOWN_BY = frozenset({"__repr__", "__str__", "__format__", "state_dict", "extra_repr"})
-"""Methods that show an object or save its state. Training does not use the results of these methods."""
+"""Methods that show an object or save its state. Training does not use their results."""
 
 
 def flows_of(files: Iterable[str], *, only: Collection[tuple[str, str]] | None = None) -> Flows:
@@ -51,10 +51,9 @@ def flows_of(files: Iterable[str], *, only: Collection[tuple[str, str]] | None =
 
 
 def _bind(found: CodeFacts) -> None:
-    """Connect arguments with the parameters of the user's functions that are called.
+    """Connect the arguments of calls with the parameters of the user's functions.
 
-    If an object is created as a dict and never as an object of the class, a method such as `update` is the method of
-    dict.
+    If the code creates an object only as a dict, a method such as `update` is the method of dict.
     """
     collections = found.flows.computed_from(COLLECTION)
     objects = {name: found.flows.computed_from(f"class {name}") for name in found.index.classes}
@@ -69,9 +68,9 @@ def _bind(found: CodeFacts) -> None:
 
 
 def _connect_with_callers(function: Function, found: CodeFacts) -> None:
-    """Connect functions that no other function calls with a library.
+    """Add edges from and to a library for a function that no other function calls.
 
-    The library passes the arguments and gets the result.
+    The analysis assumes that a library passes the arguments and gets the result.
     """
     name = function.name.rpartition(".")[2]
     if function.is_module or name in found.called or name in _SHOWN_BY:
@@ -84,7 +83,7 @@ def _connect_with_callers(function: Function, found: CodeFacts) -> None:
 
 
 def _unresolved(found: CodeFacts) -> Iterator[MethodCall]:
-    """Return the method calls on objects of libraries. For objects of the user, arguments and results are known."""
+    """Return the method calls on objects of libraries."""
     objects = {name: found.flows.computed_from(f"class {name}") for name in found.index.classes}
     for call in list(found.method_calls):
         own = found.index.classes_with(call.method)
@@ -116,7 +115,7 @@ class _Statements(Expressions):
         self._conditions.pop()
 
     def _lacking(self, test: ast.expr) -> set[Spot]:
-        """Return the places that lack a value if a condition such as `key not in known` or `known is None` is true."""
+        """Return the nodes that lack a value if a condition such as `key not in known` or `known is None` is true."""
         match test:
             case ast.BoolOp(op=ast.Or()):
                 found = [self._lacking(each) for each in test.values]
@@ -202,7 +201,7 @@ class _Statements(Expressions):
                 return
 
     def _take_item(self, target: ast.expr, items: ast.expr, source: Spots) -> None:
-        """Store an item of the iterated object. If `zip` is used, each item comes from its own object."""
+        """Store an item of the iterated object. With `zip`, each item comes from its own object."""
         parts = items.args if isinstance(items, ast.Call) and words_of(items.func) == ["zip"] else []
         if isinstance(target, ast.Tuple) and len(target.elts) == len(parts):
             for each, part in zip(target.elts, parts, strict=True):

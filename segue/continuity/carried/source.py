@@ -24,9 +24,9 @@ class Function:
     """The qualified name, as in Python. The name is `<module>` for the code outside of functions."""
     node: Definition | ast.Module
     parent: Function | None
-    """The enclosing function or file. A class does not count as enclosing."""
+    """The enclosing function or file. If a class encloses the function, the value is the scope around the class."""
     in_class: str = ""
-    """The class of a method. The text is empty for other functions."""
+    """The class of a method. The value is empty for a function outside of a class."""
     bound: set[str] = field(default_factory=set)
     elsewhere: dict[str, bool] = field(default_factory=dict)
     """The names that the function declares `global` (True) or `nonlocal` (False)."""
@@ -147,7 +147,7 @@ def _bind(scope: Function) -> None:
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a function.
 
-    Nested functions and classes are included. The nodes inside them are not included.
+    The nodes include nested functions and classes, but not the nodes inside nested functions and classes.
     """
     for child in ast.iter_child_nodes(node):
         yield child
@@ -162,7 +162,7 @@ def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
 def function_at(file: str, name: str, first_line: int) -> Function | None:
     """Return the function with this qualified name that begins at this line.
 
-    Decorators count as a part of the function.
+    A function begins at its first decorator.
     """
     found = [each for each in functions_of(file) if each.name == name]
     if name == MODULE or len(found) == 1:
