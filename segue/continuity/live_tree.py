@@ -133,7 +133,8 @@ def put(live: Any, saved: Any) -> Any:
 
 
 def _put_by_its_own_way(live: Any, saved: Any) -> bool:
-    """Restore a live value by its own load method. Return False if the value has no load method."""
+    """Restore a value that is neither an array nor a collection, e.g. an RNG stream or an object with load_state_dict.
+    Return whether the value was restored."""
     if isinstance(live, STREAMS):
         set_state_of_stream(live, saved)
     elif isinstance(saved, Fields) and saved.kind == _ITERATOR:

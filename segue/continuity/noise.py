@@ -1,8 +1,8 @@
 """Measures the noise of kernels that are not deterministic, and judges differences between replays. The module is pure.
 
-If a replay differs from its witness, the difference proves a loss of state only if replays agree with each other.
-Therefore fresh processes replay the same steps from the same checkpoint. The differences between these replays are the
-noise of the recipe.
+A replay that differs from its witness proves a loss of state only if replays agree with each other. Therefore fresh
+processes replay the same steps from the same checkpoint. The differences between their replays are the noise of the
+recipe.
 """
 
 from __future__ import annotations
@@ -29,44 +29,43 @@ from segue.records import Environment, Finding, Verdict, VerdictKind, WitnessRow
 from segue.runlog.history import History
 
 REPLAYS = 4
-"""Number of replays from which noise is measured. Two replays are too few: in 162,000 simulated comparisons, a further
-replay differed by up to 29 times the difference between two replays, but by at most 8 times the largest difference
-among four replays."""
+"""Number of replays from which noise is measured. Two replays are too few: in 162,000 simulated comparisons, a third
+replay differed by up to 29 times the difference between two replays. A fifth replay differed by at most 8 times the
+largest difference among four replays."""
 _OF_FEW = 3.0
-"""If noise is measured from fewer than four processes, the measured difference is multiplied by this factor. In
-simulations, a third replay differed by up to 29 times the difference between two replays."""
+"""Factor by which noise is multiplied if it was measured from fewer than four processes. In simulations, a third replay
+differed by up to 29 times the difference between two replays."""
 SAFETY_FACTOR = 10.0
-"""The tolerance of a channel is this multiple of the largest difference among the replays."""
+"""Factor by which the tolerance of a channel exceeds the largest difference among the replays."""
 STATE_FACTOR = 30.0
-"""The tolerance of a part of the state is this multiple of the largest difference among the replays. State is compared
-only after one step, so its noise is known less well than the noise of other channels."""
+"""Factor by which the tolerance of a part of the state exceeds the largest difference among the replays. The state is
+compared only after one step, so its noise is known less well than the noise of other channels."""
 
 LARGEST = {"loss": 5e-3, "grad_norm": 5e-2, "param_norm": 1e-3, STATE: 5e-2}
-"""Largest relative difference between two replays that kernels may cause. The limit is some units of bf16. If the
-difference between two replays is larger than this limit, the recipe itself draws, reads or computes something different
-in each process."""
+"""Largest relative difference between two replays that kernels may cause: several units of bf16. If two replays differ
+by more, the recipe itself draws, reads or computes something different in each process."""
 RARE = {"loss": 1e-5, "grad_norm": 1e-4, "param_norm": 1e-3, STATE: 1e-3}
 """Largest relative difference that kernels may cause if one replay differs while two other replays agree. Weights may
-differ by more than losses. The reason is that an optimizer that divides by the size of gradients makes full steps even
-from gradients that are only rounding errors."""
+differ by more than losses. An optimizer that divides by the size of gradients makes full steps even from gradients that
+are only rounding errors."""
 
 LEAST = {"loss": 1e-6, "grad_norm": 1e-5, "param_norm": 1e-4, STATE: 1e-4}
-"""Smallest tolerance of each channel if a recipe is known to have noise. Some channels may not have shown the noise
-yet."""
+"""Smallest tolerance of each channel if a recipe is known to have noise, because some channels may not have shown the
+noise yet."""
 
 MOST = {"loss": 5e-2, "grad_norm": 0.5, "param_norm": 1e-2, STATE: 0.5}
 """Largest tolerance of each channel."""
 
 UNIT = 2.0**-23
-"""Distance from 1 to the next float32 number. For bf16 this distance is 2**-7, for float16 and TF32 it is 2**-10."""
+"""Distance from 1 to the next float32 number. The distance is 2**-7 for bf16, and 2**-10 for float16 and TF32."""
 _COARSE_UNITS = {"loss": 2.0, "grad_norm": 4.0, STATE: 0.125}
-"""Number of units of a coarse format by which one rounding may change a value. A loss near its minimum and its gradient
-are differences of larger terms. If a step keeps a value from a batch, such as the mean of the batch, rounding changes
-the value by a part of a unit."""
+"""Number of units of a coarse number format by which one rounding may change a value. A loss near its minimum and its
+gradient are differences of larger terms. If the state contains a value of a batch, such as a mean, rounding changes the
+value by a fraction of a unit."""
 
 _UNITS = 4
-"""Number of units in the last place of float32 that count as rounding if a recipe is known to have noise. For a type
-that is coarser than float32, one unit counts as rounding."""
+"""Maximum number of units in the last place of float32 by which rounding may change a value, if a recipe has noise. For
+a type that is coarser than float32, the maximum is one unit."""
 _BFLOAT16_BITS, _FLOAT16_BITS, _FLOAT32_BITS = 8, 11, 24
 
 FIX = "set deterministic = true in the run spec, if every resume must be equal bit for bit"
@@ -92,9 +91,9 @@ class Noise:
     """The known differences between replays from one state."""
 
     floats: Mapping[str, float] = field(default_factory=dict)
-    """Largest relative difference by channel. An empty mapping means that no difference is known."""
+    """Largest relative difference by channel. The mapping is empty if no difference is known."""
     unreproducible: Finding | None = None
-    """A finding about the recipe, if two fresh processes differ by more than rounding. Otherwise the value is None."""
+    """A finding about the recipe if two fresh processes differ by more than rounding, else None."""
 
     def __or__(self, other: Noise) -> Noise:
         names = dict.fromkeys([*self.floats, *other.floats])
@@ -110,7 +109,7 @@ def needs_more(
 ) -> bool:
     """Whether another fresh replay is needed.
 
-    The result is False if two replays are equal or if the limit of replays is reached.
+    The result is False if two replays are equal or the maximum number of replays has been reached.
     """
     known = [*fresh, *([attempt] if attempt is not None else [])]
     if any(are_equal(one, other) for one, other in combinations(known, 2)):
@@ -132,21 +131,20 @@ def noise_of(
     """Return the noise that explains why `attempt` differs from its witness.
 
     The result is empty if the difference is a loss of state. `fresh` contains replays of the same steps by fresh
-    processes. With `is_attempt_fresh`, the replay of the attempt counts as one of the fresh replays, as in a rehearsal.
-    Otherwise the replay of the attempt does not count as a fresh replay, because a fault of the attempt would be taken
-    for noise. `is_noisy` means that earlier replays of the run have shown noise. `is_lost` means that values outside
-    the checkpoint have changed. If `is_lost` is true, and the replays agree with each other but not with the witness,
-    even a small difference proves a loss. `unit` is the largest relative rounding of the number formats of the recipe.
-    The function needs `unit`, because a value between two bf16 numbers is rounded differently in one of dozens of
-    replays, and four replays may not show this rare difference.
+    processes. With `is_attempt_fresh`, the replay of the attempt is one of the fresh replays, as in a rehearsal.
+    Without `is_attempt_fresh`, it is not, because a fault of the attempt would then seem to be noise. `is_noisy` means
+    that earlier replays of the run have shown noise. `is_lost` means that values outside the checkpoint have changed.
+    With `is_lost`, even a small difference from the witness proves a loss if the replays agree with each other. `unit`
+    is the largest relative rounding of the number formats of the recipe. A value between two bf16 numbers may be
+    rounded differently in one of dozens of replays, which four replays may not show.
     """
     if is_lost:
         unit = UNIT  # The lost values are known, so the difference need not be explained by a rare rounding.
     replays = [attempt, *fresh] if is_attempt_fresh else list(fresh)
     known = [attempt, *fresh] if is_whole else list(fresh)
     if any(are_equal(one, other) for one, other in combinations(known, 2)) and not spread(replays):
-        # The replays agree with each other. If they also agree with the witness, up to a few units in the last place,
-        # differences by rounding are noise; if not, state is lost.
+        # The replays agree with each other. If they also agree with the witness up to a few units in the last place,
+        # rounding differences are noise. If they do not, state is lost.
         usual = fresh[0]
         is_odd = not is_lost and (is_noisy or _begins_as_rounding(usual, witness))
         unit = unit if is_noisy else UNIT
@@ -179,8 +177,8 @@ def noise_of_attempts(
 ) -> Noise:
     """Return the noise between earlier attempts from the same checkpoint.
 
-    The result is empty if there are no earlier attempts, or if all of them agree. This function is used if no other
-    process can replay the steps, as for a program or for a recipe with several ranks.
+    The result is empty if there are no earlier attempts, or if all of them agree. The caller uses this function for a
+    program or a recipe with several ranks, because no other process can replay their steps.
     """
     if not earlier:
         return NONE
@@ -196,20 +194,19 @@ def may_be_rare(
     *,
     unit: float = UNIT,
 ) -> bool:
-    """Whether the replays agree with each other, and differ from the witness by no more than rare noise.
+    """Whether the replays agree with each other and differ from the witness by at most rare noise.
 
-    Two threads may add numbers in the same order hundreds of times, and then in another order. In such a case a loss
-    can be distinguished from noise only if it is known whether the recipe has kernels with this behaviour. If the
-    recipe has such kernels, the caller sets `is_noisy`.
+    Two threads may add numbers in the same order hundreds of times, and then in another order. The caller of `noise_of`
+    sets `is_noisy` if the recipe has kernels that add numbers in a varying order.
     """
     agreed = next((one for one, other in combinations([attempt, *fresh], 2) if are_equal(one, other)), None)
     return agreed is not None and not spread(fresh) and bool(_rare(agreed, witness, unit).floats)
 
 
 def unreproducible_of(verdict: Verdict) -> Finding | None:
-    """Return the finding of a verdict that the recipe is not reproducible.
+    """Return the finding that the recipe is not reproducible from a verdict.
 
-    Return None if the verdict has no such finding.
+    Return None if no finding of the verdict states this.
     """
     names = (*CONTENT, *FLOATS, STATE)
     found = (each for each in verdict.findings if each.component == NOT_REPRODUCIBLE and kind_of(each.channel) in names)
@@ -217,7 +214,7 @@ def unreproducible_of(verdict: Verdict) -> Finding | None:
 
 
 def known_noise(history: History, environment: Environment) -> Noise:
-    """The noise that rehearsals and resumes of this run measured in an equal environment."""
+    """Return the noise that rehearsals and resumes of this run measured in an equal environment."""
     measured = [(entry.checkpoint, entry.verdict) for entry in history.drills]
     measured += [(entry.parent, entry.verdict) for entry in history.resumes]
     found = NONE
@@ -242,7 +239,7 @@ def tolerances(noise: Mapping[str, float], rows: Sequence[WitnessRow]) -> dict[s
 
 
 def rounding_of(values: Sequence[float | None]) -> float:
-    """Return the relative change of these values by rounding.
+    """Return the relative change that rounding may cause in the given values.
 
     A loss or norm in bf16 has only eight significant bits.
     """
@@ -253,13 +250,13 @@ def rounding_of(values: Sequence[float | None]) -> float:
 
 
 def in_words(noise: Mapping[str, float]) -> str:
-    """The noise in words, for a person."""
+    """Describe the noise in words."""
     parts = ", ".join(f"{name} {value:.1e}" for name, value in noise.items())
     return f"kernels are not deterministic: replays from one state may differ by up to {parts}"
 
 
 def _at_least(floats: dict[str, float], unit: float) -> dict[str, float]:
-    """Return the noise, but at least the effect of one rounding if the number format is coarser than float32."""
+    """Raise the noise to at least the effect of one rounding, if the number format is coarser than float32."""
     if not floats or unit <= UNIT:
         return floats
     names = dict.fromkeys([*floats, "loss", "grad_norm"])
@@ -274,7 +271,7 @@ def _coarse(channel: str, unit: float) -> float:
 def _rare(usual: Sequence[WitnessRow], odd: Sequence[WitnessRow], unit: float) -> Noise:
     """Return the differences of the replay `odd` from the replay `usual`.
 
-    Two processes agree on `usual`. The result is empty if the differences are more than rounding.
+    Two processes computed the replay `usual`. The result is empty if the differences are larger than rounding errors.
     """
     away = differences(usual, odd)
     largest = {name: max(value, _coarse(name, unit)) for name, value in RARE.items()}
@@ -304,7 +301,7 @@ def _is_lost_alike(witness: Sequence[WitnessRow], replays: Sequence[Sequence[Wit
 def _begins_as_rounding(one: Sequence[WitnessRow], other: Sequence[WitnessRow]) -> bool:
     """Whether the first difference is only a few units in the last place of a float.
 
-    Such a difference is no sign of lost state.
+    A difference of a few units is no sign of lost state.
     """
     for before, after in pairs_of(one, other):
         away = {name: relative(getattr(before, name), getattr(after, name)) for name in FLOATS}

@@ -1,6 +1,6 @@
 """Walks through the objects of a recipe to find plain values, arrays and code, each with its path.
 
-The walk only reads. It calls no code of the user, fetches no sample and draws no random number.
+The walk only reads: it calls no code of the user, fetches no sample and draws no random number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 PLAIN = (bool, int, float, str, bytes, type(None))
 LONG_ITEMS = 256
-"""A sequence with more items than this is one leaf, because it contains data and not settings."""
+"""Maximum number of items of a sequence that contains settings. A longer sequence is data and thus a single leaf."""
 
 _DEEPEST = 8
 _MOST_OBJECTS = 20_000
@@ -46,7 +46,7 @@ _SKIPPED = (
     *STREAMS,
 )
 _OF_ONE_PROCESS = frozenset({"multiprocessing", "concurrent", "subprocess", "socket", "threading", "_thread", "queue"})
-"""Names of modules whose objects belong to one process."""
+"""Names of modules whose objects are valid only in the process that created them."""
 _MOST_PLAIN = 20_000
 
 
@@ -60,7 +60,7 @@ class Leaf:
 
 @dataclass
 class Inspection:
-    """The leaves of some objects, sorted by kind."""
+    """The values, arrays and code in some objects."""
 
     plain: dict[str, Any] = field(default_factory=dict)
     arrays: list[Leaf] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Inspection:
     code: list[Leaf] = field(default_factory=list)
     """Functions and classes."""
     paths: dict[int, str] = field(default_factory=dict)
-    """The path at which each object was found, by its id."""
+    """The path at which the walk found each object, by the object's id."""
     _seen: dict[int, Any] = field(default_factory=dict)
     """The visited objects by id.
 
@@ -76,7 +76,7 @@ class Inspection:
     """
 
     def ignore(self, objects: Iterable[Any]) -> None:
-        """Do not walk into these objects."""
+        """Exclude these objects from the walk."""
         self._seen |= {id(found): found for found in objects}
 
     def add(self, path: str, root: Any) -> None:
@@ -84,9 +84,9 @@ class Inspection:
         self._take(path, root, 0)
 
     def variables_at(self, places: Iterable[tuple[int, str]]) -> Iterator[str]:
-        """Return the paths of variables.
+        """Return the paths of the given variables.
 
-        Each variable is given by the id of its holder and its name, or by the id of a cell.
+        `places` identifies each variable by the id of its holder and its name, or by the id of a closure cell.
         """
         for holder, name in places:
             if name and holder in self.paths:
@@ -128,7 +128,7 @@ class Inspection:
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the direct parts of an object, by name."""
     if isinstance(value, _MAPPINGS):
-        # Other mappings may load items when they are read. The items are copied, because threads may change the dict.
+        # Mappings other than dicts may load items on access. The items are copied, because threads may change the dict.
         yield from ((str(key), item) for key, item in list(value.items()) if is_telling_key(key))
     elif isinstance(value, (list, tuple)):
         yield from ((str(number), item) for number, item in enumerate(value))
@@ -159,9 +159,9 @@ def is_telling_key(key: Any) -> bool:
 
 
 def settings_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Return the values in a torch module, without its tensors, its submodules and the attributes of torch.
+    """Return the settings in a torch module, without its tensors, its submodules and the attributes that torch sets.
 
-    Names that differ in each process are also left out, e.g. the UUID under which FSDP keeps its state in a module.
+    The function also omits names that differ in each process, e.g. the UUID by which FSDP stores its state in a module.
     """
     for name, value in vars(module).items():
         if name not in _OF_MODULES and is_telling_key(name):
@@ -211,7 +211,7 @@ def _is_data(value: Any) -> bool:
         return True
     if type(value).__module__.partition(".")[0] in ("pandas", "pyarrow", "polars"):
         return True
-    # Only these types are tested, because other objects with a length may load or draw items when they are read.
+    # Only known types are tested, because other objects with a length may load or draw items on access.
     return isinstance(value, (list, tuple, set, frozenset, deque, *_MAPPINGS)) and len(value) > LONG_ITEMS
 
 
@@ -227,10 +227,10 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Return the attributes of one object, including slots.
 
-    They are read without a call of code of the user's class.
+    The function does not call code of the object's class.
     """
     try:
-        # The user's class is bypassed, because it may load something.
+        # The user's class is bypassed, because an attribute access may load data.
         held = object.__getattribute__(value, "__dict__")
     except AttributeError:
         held = {}

@@ -1,8 +1,8 @@
-"""Recognizes values that belong to a process or its machine and not to the run. The module is pure.
+"""Recognizes values that belong to a process or its machine, and not to the run. The module is pure.
 
-Examples are run ids, temporary names, ports, restart counts, numbers of processors, and the order of a set. After a
-resume, values of a process differ. This difference alone is not a loss of state. If a value of a process affects
-training, the replayed steps show the effect.
+Examples are run ids, temporary names, ports, restart counts, numbers of processors, and the order of a set. Values of a
+process may differ after a resume without any loss of state. If a value of a process affects training, the replayed
+steps show the effect.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ANY_ORDER = " in any order"
 
 
 class Change(NamedTuple):
-    """A value of the setup that differs from the commit."""
+    """A value of the setup that has changed since the commit."""
 
     path: str
     before: Any
@@ -48,7 +48,7 @@ _DERIVED: tuple[Callable[[float], float], ...] = (
     lambda n: min(n, 16),
     lambda n: min(n, 8),
 )
-"""Common formulas that compute numbers of threads and workers from the number of processors."""
+"""Common formulas by which code computes numbers of threads and workers from the number of processors."""
 
 
 def belongs_to_process(
@@ -62,9 +62,9 @@ def belongs_to_process(
 ) -> frozenset[str]:
     """Return the paths of the changes that belong to the process or the machine.
 
-    `known` contains the values that differed in a second process with the same recipe. `machines` contains facts about
-    the machine of the commit and about this machine. `permuted` contains the collections with the same items in another
-    order. `has_names` means that the values are plain, so that their names and values are used.
+    `known` contains the values that differed in a second process with the same recipe. `machines` contains the
+    properties of the machine of the commit and of this machine. `permuted` contains the collections with the same items
+    in another order. With `has_names`, the function also judges by the names and values, because the values are plain.
     """
     own = {change.path for change in changes if f"{component} {change.path}" in known}
     own |= {change.path for change in changes if change.path in permuted}
@@ -81,7 +81,7 @@ def _name(path: str) -> str:
 
 
 def _in_another_order(changes: Sequence[Change]) -> set[str]:
-    """Return the items of collections with the same values in another order, e.g. lists that were made from a set."""
+    """Return the items of collections that have the same values in another order, e.g. lists made from a set."""
     groups: dict[str, list[Change]] = defaultdict(list)
     for change in changes:
         parent, _, item = change.path.rpartition(".")
@@ -98,7 +98,7 @@ def _is_permuted(items: Sequence[Change]) -> bool:
 
 
 def _follows_from(change: Change, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether both values are computed by the same formula from the same fact about their machines."""
+    """Whether both values follow by the same formula from the same property of their machines."""
     differing = ((before[name], now[name]) for name in before.keys() & now.keys() if before[name] != now[name])
     return any(_follows(change, one, other) for one, other in differing)
 

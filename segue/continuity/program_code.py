@@ -1,9 +1,9 @@
 """Computes hashes of the code of a program.
 
-The code is the program's script and the user's modules that the script imports. The code is read from files. The hashes
-cover bytecode, as for recipes. Comments, docstrings and formatting therefore do not change a hash. No code is run or
-imported. The import statements of a file show which modules the file imports. The hashes of two processes can be
-compared only if both processes have the same Python version.
+The code is the program's script and the user's modules that the script imports. The module reads the code from files
+and does not run or import it. The hashes cover bytecode, so comments, docstrings and formatting do not change a hash.
+The import statements of a file show which modules the file imports. Hashes are comparable only between processes with
+the same Python version.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from segue.spec import RunSpec
 from segue.user_objects import installed_folders
 
 _MOST_FILES = 500
-"""Maximum number of files of a program that are read. Further files of a larger program are not compared."""
+"""Maximum number of files of a program that segue reads and compares."""
 
 
 def program_hashes(command: Sequence[str], *, folder: Path) -> dict[str, str]:
     """Return a hash of each function of a program, and of the code outside of functions in each file and class.
 
-    Each name consists of the file, relative to its import folder, and the function. A module is included if import
-    statements lead to it, and if it is next to the script, in `folder` (where the command runs) or on the path of this
-    process. Installed packages are not included. A file that cannot be read or compiled is left out. The error of this
-    file appears when the program runs.
+    Each name consists of the file, relative to its import folder, and the function. The result covers imported modules
+    next to the script, in `folder` (where the command runs) or on the import path of this process. It does not cover
+    installed packages. The function ignores a file that cannot be read or compiled, because the error appears when the
+    program runs.
     """
     hashes: dict[str, str] = {}
     for source in sources_of(command, folder=folder):
@@ -49,7 +49,7 @@ class SourceFile(NamedTuple):
 
     file: Path
     place: Path
-    """The folder in which imports find the file."""
+    """The import folder of the file."""
     tree: ast.Module
     code: types.CodeType
 
@@ -73,7 +73,7 @@ def sources_of(command: Sequence[str], *, folder: Path) -> Iterator[SourceFile]:
 
 
 def passed_to_program(spec: RunSpec) -> dict[str, str]:
-    """Return the values that the run spec passes to its program (command, config, files), as stored in checkpoints."""
+    """Return the command, config and files that the run spec passes to its program, as stored in checkpoints."""
     assert spec.program is not None
     passed: dict[str, Any] = {"command": list(spec.program.command)}
     passed |= {f"config.{name}": value for name, value in spec.config.items()}
@@ -105,7 +105,7 @@ def _run_by(command: Sequence[str], *, folder: Path) -> tuple[list[tuple[Path, P
 def _files_of(module: str, places: Sequence[Path], *, runs: bool = False) -> list[tuple[Path, Path]]:
     """Return the files that an import of this module runs, each with its import folder.
 
-    `runs` means that the module is run by -m.
+    `runs` means that the command runs the module with `-m`.
     """
     parts = module.split(".")
     if parts[0] == "segue":

@@ -1,7 +1,7 @@
-"""Compares the setup of a run in a checkpoint with the setup in the process that resumes from the checkpoint.
+"""Compares the setup in a checkpoint with the setup in the process that resumes from the checkpoint.
 
-The module is pure. The setup describes a recipe or a program without its state. The setup consists of modules,
-settings, code, data, and the next batches.
+The setup describes a recipe or a program without its state: modules, settings, code, data, and the next batches. The
+module is pure.
 """
 
 from __future__ import annotations
@@ -17,62 +17,62 @@ from segue.records import Finding
 MODEL = "setup.model"
 """The class and settings of each module, and the type and shape of each tensor."""
 HYPERPARAMETERS = "setup.hyperparameters"
-"""The plain values of all objects of the recipe, as `build` made them."""
+"""The plain values of all objects of the recipe, as `build` created them."""
 CODE = "setup.code"
 """Hashes of the bytecode of the user's functions and classes.
 
-For a program, the part contains hashes of the program's files.
+For a program, the component contains hashes of the program's files.
 """
 DATA = "setup.data"
-"""Hashes of the arrays and long lists of the data set. Only a sample of each large array is hashed."""
+"""Hashes of the arrays and long lists of the data set. The hash of a large array covers only a sample."""
 BINDING = "setup.binding"
 """The names of the parameters that the optimizer updates."""
 NEXT_BATCHES = "data.next"
 """The sample ids of the next four batches."""
 MACHINE = "setup.machine"
-"""The part of the setup with facts about the process and its machine.
+"""The part of the setup with the properties of the process and its machine.
 
-It helps to recognize values that depend on the process or the machine.
+These properties help to recognize values that depend on the process or the machine.
 """
 CONFIG = "setup.config"
 """The values that the run spec passes to the recipe or the program.
 
-If these values changed, a person has already accepted the change with `--accept-drift`.
+A resume with changed values happens only after a person has accepted the change with `--accept-drift`.
 """
 RANGE = "setup.range"
 """The range over which a program loops.
 
-The range is compared at the start of the loop, and another range is refused there.
+segue compares the range at the start of the loop, and refuses a different range.
 """
 RESTORED = "setup.restored"
-"""Paths of registered values among the settings. These values are state, because a resume restores them."""
+"""Paths of registered values among the settings. Registered values are state, because a resume restores them."""
 UNTRACKED = "loose"
-"""The part of the setup about untracked state. Untracked state may explain a replay that differs."""
+"""The part of the setup about untracked state, which may explain a replay that differs."""
 VALUES = "values"
-"""The part of the untracked state with the marks of its values, by path."""
+"""The entry of untracked state that contains the marks of its values, by path."""
 SURROUNDINGS = "setup.surroundings"
 """The part of the setup about inputs that code reads at run time.
 
-Such inputs are environment variables, files, and global settings of libraries.
+Inputs at run time are environment variables, files, and global settings of libraries.
 """
 
 GLOBALS = "globals of "
-"""Prefix of the names of global values that a function reads. Such a global value may belong to the machine."""
+"""Prefix of the names of global values that a function reads. A global value may belong to the machine."""
 CHANNEL = "setup"
 """The channel name that findings about the setup use."""
 
 CHANGEABLE = (MODEL, HYPERPARAMETERS, CODE, DATA, BINDING)
-"""The parts of the setup that a person may change on purpose during a run, and that a person accepts by name."""
+"""The parts of the setup that a person may change on purpose during a run, and then accepts by name."""
 COMPARED = (*CHANGEABLE, NEXT_BATCHES)
 NOT_STATE = frozenset((*COMPARED, CONFIG, RANGE, RESTORED, UNTRACKED))
-"""Components that are compared but not restored.
+"""Components that a resume compares but does not restore.
 
-The digests of these components are therefore not compared like the digests of state.
+The check of restored digests therefore ignores these components.
 """
 
 PACKAGES = "packages"
 KERNELS = "kernels"
-"""The name under which changed package versions appear among the changes of the environment."""
+"""The name that represents changed package versions in the changes of the environment."""
 _OF_VERSIONS = ("torch", "python", PACKAGES)
 _MOST_SHOWN = 3
 _ABSENT = "absent"
@@ -87,12 +87,12 @@ class SetupChanges:
     accepted: tuple[Finding, ...] = ()
     """Findings about changes that a person made on purpose.
 
-    Such a change comes with a new config, or is named in the run spec.
+    A person makes a change on purpose with a new config, or names the change in the run spec.
     """
     noted: tuple[Finding, ...] = ()
     """Findings about differences that may come from the process or the machine.
 
-    These findings are used only to explain rows that differ.
+    The findings in `noted` only serve to explain rows that differ.
     """
 
 
@@ -106,17 +106,17 @@ def setup_changes(
 ) -> SetupChanges:
     """Compare two setups, component by component.
 
-    `process_values` contains the values that are known to differ in each process, each as component and path.
+    `process_values` contains the component and the path of each value that is known to differ in each process.
 
-    If the checkpoint has no setup, there are no findings. If the version of torch, Python or an imported package has
-    changed, entries that only one side has are not compared. The reason is that the versions determine which entries
-    exist. If the version of Python has changed, code is not compared, because the bytecode differs.
+    If the checkpoint has no setup, there are no findings. The versions of torch, Python and imported packages determine
+    which entries exist. If one of these versions has changed, the function compares only entries that both sides have.
+    If the version of Python has changed, the function does not compare code, because the bytecode differs.
     """
     other_versions = not set(_OF_VERSIONS).isdisjoint(environment_changes)
     other_config = CONFIG in committed and committed[CONFIG] != live.get(CONFIG)
     found: dict[str, list[Finding]] = {"findings": [], "accepted": [], "noted": []}
-    # Values that training changes are state, so their initial values are not settings; the replay shows whether they
-    # matter.
+    # Values that training changes are state, so their initial values are not settings. The replay shows whether the
+    # values have an effect.
     states = {*committed.get(UNTRACKED, {}).get(VALUES, {}), *live.get(RESTORED, {}).get("paths", ())}
     committed, live = _with_parts(committed), _with_parts(live)
     for component in (*COMPARED, SURROUNDINGS):
@@ -168,14 +168,14 @@ def noted_packages(others: Collection[str]) -> tuple[Finding, ...]:
 
 
 def noted_kernels() -> tuple[Finding, ...]:
-    """Return the finding about kernels that torch.compile timed again. The finding may explain rows that differ."""
+    """Return the finding that torch.compile timed its kernels again. The finding may explain rows that differ."""
     sentence = "torch.compile timed and chose its kernels again, because its cache folder is not that of the checkpoint"
     fix = "share the folder of TORCHINDUCTOR_CACHE_DIR between machines, or turn off autotuning in torch.compile"
     return (Finding(component=KERNELS, channel=CHANNEL, sentence=sentence, fix=fix),)
 
 
 def _is_below(path: str, places: Collection[str]) -> bool:
-    """Whether a path is one of these places, or is inside one of these places."""
+    """Whether a path is in `places`, or is below a path in `places`."""
     parts = path.split(".")
     return any(".".join(parts[:count]) in places for count in range(1, len(parts) + 1))
 
@@ -188,7 +188,7 @@ def _with_parts(setup: Mapping[str, Any]) -> Mapping[str, Any]:
 def _renamed(before: Any, now: Any) -> re.Pattern[str]:
     """Return a pattern of paths that an older version of segue wrote in another form.
 
-    Paths of this pattern cannot be compared.
+    Paths that match the pattern cannot be compared.
     """
     if not isinstance(before, dict) or not isinstance(now, dict):
         return _NO_PATH
@@ -197,16 +197,16 @@ def _renamed(before: Any, now: Any) -> re.Pattern[str]:
 
 
 _DEFAULT, _NUMBERED_DEFAULT, _NO_PATH = (re.compile(text) for text in (r"\.defaults\.", r"\.defaults\.\d", r"(?!)"))
-"""Paths contain the names of default arguments.
+"""Pattern of paths with the names of default arguments.
 
-In older checkpoints, paths contain the numbers of default arguments instead.
+Older checkpoints have paths with the numbers of default arguments instead.
 """
 
 
 def _permuted(before: Any, now: Any) -> list[str]:
-    """Return the paths of long collections whose items are equal in another order.
+    """Return the paths of long collections with the same items in another order.
 
-    Each long collection has two hashes.
+    Each long collection has two hashes: with and without regard to the order.
     """
     if not isinstance(before, dict) or not isinstance(now, dict):
         return []
@@ -215,7 +215,7 @@ def _permuted(before: Any, now: Any) -> list[str]:
 
 
 def _is_only_noted(component: str, path: str) -> bool:
-    """Whether a difference is only noted, for example in objects that handle samples or that are called after steps."""
+    """Whether a difference alone is no finding, e.g. in objects that handle samples or that run after steps."""
     if component == CODE:
         return path.startswith((*_OF_HANDLERS, GLOBALS))
     return component == SURROUNDINGS or (component == HYPERPARAMETERS and path.startswith(_OF_HANDLERS))
@@ -225,14 +225,12 @@ _OF_HANDLERS = ("data.dataset.", "data.collate_fn.", "data.worker_init_fn.", "af
 
 
 def differences(before: Any, now: Any, *, both_only: bool = False) -> list[str]:
-    """The differences between two trees of plain data, each with its path and both values."""
+    """Return the differences between two trees of plain data, each with its path and both values."""
     return [change.text for change in _changes(before, now, both_only=both_only)]
 
 
 def differing_paths(committed: Mapping[str, Any], live: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the component and the path of each value that differs between the setups of two processes with one
-    recipe.
-    """
+    """Return the component and path of each value that differs between two processes with the same recipe."""
     names = (name for name in (MODEL, HYPERPARAMETERS, CODE, DATA) if name in committed and name in live)
     return tuple(f"{name} {each.path}" for name in names for each in _changes(committed[name], live[name]))
 
@@ -271,7 +269,7 @@ def _sentence(component: str, changes: list[str]) -> str:
 def _in_words(change: str) -> str:
     """Describe a change in words.
 
-    Two hashes are replaced with one word, because only the difference between the hashes matters.
+    One word replaces two hashes, because only the difference between the hashes matters.
     """
     return _HASHES.sub(lambda found: f" is {_NEWS.get((found[1][:1], found[2][:1]), 'changed')}", change)
 
@@ -281,9 +279,9 @@ _NEWS = {("a", "'"): "new", ("'", "a"): "gone"}
 
 
 def _short(value: Any) -> str:
-    """The value in at most 80 characters.
+    """Return the value in at most 80 characters.
 
-    The middle of the value is left out, because paths of code differ at their ends.
+    The function cuts out the middle of a long value, because paths of code differ at their ends.
     """
     text = _ABSENT if value is _ABSENT else repr(value)
     return text if len(text) <= 80 else f"{text[:38]}...{text[-39:]}"

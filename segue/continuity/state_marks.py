@@ -1,9 +1,9 @@
 """Computes state marks.
 
-A state mark is a short hash of each part of the state after a step. It is used to compare the state after a replay. The
-rows of a witness contain only the numbers that a step computes. A step may change state that no later step of the
-window reads, for example batch statistics, an average, a mode, or the count of a scheduler. Only the state marks show a
-difference in such state.
+A state mark is a short hash and a norm of one part of the state after a step. segue compares the state after a replay
+by its marks. The rows of a witness contain only the numbers that a step computes. A step may change state that no later
+step of the window reads, for example batch statistics, an average, a mode, or the count of a scheduler. Only the state
+marks show a difference in state that no later step reads.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from segue.errors import UnsupportedStateError
 from segue.records import StateMark
 
 WHOLE_ELEMENTS = 16_384
-"""A tensor with more elements than this is sampled evenly.
+"""Maximum number of elements of a tensor that is hashed whole. A larger tensor is sampled evenly.
 
-A sample is enough because an update changes all elements of a tensor. To read gigabytes after each commit would take
+A sample is enough, because an update changes all elements of a tensor. Reading gigabytes after each commit would take
 longer than the commit.
 """
 _SAMPLED = 4_096
@@ -45,7 +45,8 @@ def state_marks(parts: Mapping[str, Any]) -> dict[str, StateMark]:
 
 
 def begin_marks(parts: Mapping[str, Any]) -> Marks:
-    """Start the copies for the marks behind the queued work of a device. The returned function waits for the copies."""
+    """Queue the copies for the marks behind the pending work of a device. The returned function waits for the
+    copies."""
     begun = {}
     for name, tree in parts.items():
         try:
@@ -83,7 +84,7 @@ def _begin(tree: Any) -> Callable[[], StateMark]:
 
 
 def _without_floats(tree: Any, numbers: list[float]) -> Any:
-    """Return the skeleton in a fixed order. Floating-point numbers are moved into `numbers`."""
+    """Return the tree in a fixed order without its floating-point numbers, which are appended to `numbers`."""
     if isinstance(tree, float):
         numbers.append(tree)
         return None
@@ -101,7 +102,7 @@ def _without_floats(tree: Any, numbers: list[float]) -> Any:
 def _by_kind(tensors: Mapping[str, torch.Tensor]) -> dict[tuple[torch.dtype, torch.device], list[torch.Tensor]]:
     """Return samples of all tensors in the order of names.
 
-    The samples are grouped by type and device, so that each group can be joined.
+    The function groups the samples by type and device, so that each group can be joined.
     """
     found: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
     for name in sorted(tensors):

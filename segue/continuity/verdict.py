@@ -59,14 +59,14 @@ _CAUSES = {
     "param_norm": (UPDATE, "the parameter norm differs after the same gradient"),
     "state": (OUTSIDE, "the state differs after the same steps"),
 }
-"""The channels in the order of cause and effect in a step. A finding names the first channel that differs."""
+"""The channels, causes before effects. A finding names the first channel that differs."""
 
 
 _UNSEEN = "the loss differs with the same weights, on a batch that segue cannot see"
 
 
 class Prelude(NamedTuple):
-    """The known facts about a step before the step runs."""
+    """What is known about a step before the step runs."""
 
     step: int
     batch_fingerprint: str
@@ -89,20 +89,20 @@ def judge(
 ) -> Verdict:
     """Return the verdict on whether a resume continued the run.
 
-    `committed` contains the digests of the checkpoint, `restored` contains the digests of the live objects after the
-    restore. `witness` contains the rows of the steps after the commit, `replay` contains the rows of the same steps in
-    the resumed attempt. The rows of both sides are matched by step. A row that only one side has is not compared.
-    `setup` contains the changes of the setup since the checkpoint. If a change was accepted, rows that differ prove
-    nothing. `untracked` contains findings about untracked state that has changed since the commit. The findings may
-    explain rows that differ. `early` contains the findings that prevented a step. `metric` contains findings about the
-    user's metric. The metric is evaluated again after the resume. `noise` contains the differences that replays from
-    one state show although no state was lost.
+    `committed` contains the digests of the checkpoint, and `restored` the digests of the live objects after the
+    restore. `witness` contains the rows of the steps after the commit, and `replay` the rows of the same steps in the
+    resumed attempt. The function compares the rows of steps that both sides have. `setup` contains the changes of the
+    setup since the checkpoint. If a person accepted a change of the setup, rows that differ prove nothing. `untracked`
+    contains findings about untracked state that has changed since the commit, which may explain rows that differ.
+    `early` contains the findings that prevented a step. `metric` contains findings about the user's metric, which is
+    evaluated again after the resume. `noise` contains the differences between replays from one state without a loss of
+    state.
     """
     pairs = _pairs(witness, replay)
     found = digest_findings(committed, restored, environment_changes=environment_changes)
     before_steps = (*map(with_fix, found), *map(with_fix, setup.findings))
     allowed = tolerances(noise.floats, witness)
-    # Rows are judged before differences at a later step. The metric is judged last, because it follows from all else.
+    # Differences of rows come before differences at a later step. The metric is last, because it depends on all else.
     of_rows = _row_findings_of(pairs, environment_changes, allowed) or early or metric
     is_unreproducible = noise.unreproducible is not None and bool(of_rows)
     if noise.unreproducible is not None and of_rows:
@@ -110,7 +110,7 @@ def judge(
     else:
         compared = committed.components.keys()
         of_rows = explained(of_rows, untracked=untracked, noted=setup.noted, compared=compared)
-    # Training continues unchanged if only the metric differs, and no lost state explains it.
+    # If only the metric differs and no lost state explains the difference, training continues unchanged.
     proves_nothing = (*_of_randomness(environment_changes), *(() if _is_lost(of_rows) else (METRIC,)))
     is_other = any(finding.channel not in proves_nothing for finding in of_rows)
     unmatched = _streams_of_another_device(committed, restored, environment_changes)
@@ -121,7 +121,7 @@ def judge(
     if before_steps or (is_other and not setup.accepted and not is_unreproducible):
         kind, findings = VerdictKind.BROKEN, (*findings, *carried)
     elif carried:
-        # All compared values are equal, so the lost value has an effect later, or an effect that no step shows.
+        # All compared values are equal. The lost value thus has an effect only later, or an effect that no step shows.
         kind, findings = VerdictKind.UNVERIFIED, (*carried, *findings)
     elif findings or not pairs:
         kind = VerdictKind.UNVERIFIED
@@ -168,8 +168,8 @@ def digest_findings(
 ) -> tuple[Finding, ...]:
     """Return one finding for each component whose live state differs from the committed state.
 
-    If the device is another one, the random streams of the earlier device are missing. This alone does not count as a
-    loss of state.
+    On a different device, the random streams of the earlier device are missing. Missing streams alone are no loss of
+    state.
     """
     findings: list[Finding] = []
     unmatched = _unmatched_streams(committed, restored) if _DEVICE in environment_changes else ()
@@ -221,7 +221,7 @@ def state_findings(committed: Digests, live: Digests) -> tuple[Finding, ...]:
 def prelude_findings(
     expected: WitnessRow, seen: Prelude, *, environment_changes: tuple[str, ...], is_first: bool
 ) -> tuple[Finding, ...]:
-    """Return the differences that are found before a step runs. If there are any differences, the step does not run."""
+    """Return the differences that are known before a step runs. If there is a difference, the step does not run."""
     skip = (*(name for name in _CAUSES if name not in Prelude._fields), *_not_comparable(environment_changes))
     found = row_findings([(expected, seen)], exact=True, skip=skip)
     return tuple(f.model_copy(update={"step": None if is_first else f.step}) for f in found)
@@ -236,7 +236,7 @@ def row_findings(
 ) -> tuple[Finding, ...]:
     """Return the finding about the first channel that differs, at the first step that differs.
 
-    Other differences follow from this difference.
+    All other differences are consequences of the first difference.
     """
     for expected, found in pairs:
         for channel, (component, meaning) in _CAUSES.items():
@@ -264,7 +264,7 @@ def _row_findings_of(
 ) -> tuple[Finding, ...]:
     exact, skip = not environment_changes, _not_comparable(environment_changes)
     honest = _of_randomness(environment_changes)
-    # A permitted difference must not hide wrong samples of a later step. The loss scale follows from the gradients.
+    # A permitted difference must not hide wrong samples of a later step. The loss scale depends on the gradients.
     after_all = row_findings(pairs, exact=exact, skip=(*skip, *honest, "loss_scale")) if honest else ()
     return after_all or row_findings(pairs, exact=exact, skip=skip, allowed=allowed)
 
@@ -278,11 +278,11 @@ def _not_comparable(environment_changes: Collection[str]) -> tuple[str, ...]:
 
 
 def _of_randomness(environment_changes: Collection[str]) -> tuple[str, ...]:
-    """The channels that may differ because the number of ranks or the device is another one.
+    """Return the channels that may differ because the number of ranks or the device has changed.
 
-    If the values of these channels are equal, this is evidence of continuity. If the values differ, this proves
-    nothing. Dropout and batch statistics depend on the distribution of samples to ranks, dropout masks depend on the
-    number of multiprocessors of the device, and sums in bf16 and TF32 depend on the order of the additions.
+    Equal values of these channels are evidence of continuity, but different values prove nothing. Dropout and batch
+    statistics depend on the distribution of samples to ranks. Dropout masks depend on the number of multiprocessors of
+    the device. Sums in bf16 and TF32 depend on the order of the additions.
     """
     if _WORLD_SIZE in environment_changes:
         return (*TOLERANCES, "loss_scale")
@@ -304,12 +304,12 @@ def _of_first_stream(before: dict[str, str], after: dict[str, str]) -> tuple[str
 def _of_parts(
     before: dict[str, StateMark], after: dict[str, StateMark], *, exact: bool, allowed: Mapping[str, float]
 ) -> tuple[str, str]:
-    """Return the component and the sentence of the finding, if parts of the state differ after the replay."""
+    """Return the component and the sentence of the finding about parts of the state that differ after the replay."""
     compared = compared_parts(before, after, exact=exact)
     parts = [
         name for name in compared if not is_same_part(name, before[name], after[name], exact=exact, allowed=allowed)
     ]
-    # Parts that only store results differ for another reason than parts that steps use.
+    # The reason for a difference depends on whether steps use the part or the part only stores results.
     chosen = min(parts, key=lambda name: (name == "model", name.startswith("optimizer")))
     sentence = (
         f"{' and '.join(parts[:4])}: the values after the replayed steps differ, although loss and norms are equal; "

@@ -7,12 +7,12 @@ from typing import NamedTuple
 from segue.records import StateMark, WitnessRow
 
 NORMS_EVERY_STEPS = 25
-"""Norms are measured once in this number of steps, and at all compared steps. Reading all weights and gradients takes
-several per cent of the time of a step on a CPU."""
+"""Number of steps between two measurements of norms. Compared steps always measure norms. Reading all weights and
+gradients takes several per cent of the time of a step on a CPU."""
 
 
 class StepRow(NamedTuple):
-    """The results of one step. Norms are None if they were not measured."""
+    """The results of one step. Norms that the step did not measure are None."""
 
     step: int
     batch_fingerprint: str
@@ -26,7 +26,7 @@ class StepRow(NamedTuple):
     state: dict[str, StateMark] | None = None
 
     def as_witness(self) -> WitnessRow:
-        """Return the row as a record. The norms of the row must have been measured."""
+        """Return the row as a record. The row must have norms."""
         return WitnessRow.model_validate(self._asdict())
 
 
@@ -43,13 +43,13 @@ class Witness:
         self._windows[step] = []
 
     def wants(self, step: int) -> bool:
-        """Whether the row of a step will be kept. Rows of earlier steps may still be missing."""
+        """Whether a window needs the row of a step. Rows of earlier steps may still be missing."""
         return bool(self._windows) and any(
             start < step <= start + self._width and len(rows) < self._width for start, rows in self._windows.items()
         )
 
     def completes(self, step: int) -> bool:
-        """Whether the row of a step is the last row of a window. The last row also has the state marks."""
+        """Whether the row of a step is the last row of a window, which also has the state marks."""
         return any(step == start + self._width for start in self._windows)
 
     def add(self, row: StepRow) -> None:
@@ -67,7 +67,7 @@ class Witness:
         return step not in self._windows or len(self._windows[step]) >= self._width
 
     def take_full(self) -> list[tuple[int, tuple[WitnessRow, ...]]]:
-        """Return the complete windows. Each window is returned only once."""
+        """Return the complete windows that no earlier call returned."""
         if not self._windows:
             return []
         full = [step for step, rows in self._windows.items() if len(rows) >= self._width]
@@ -76,7 +76,7 @@ class Witness:
         return list(self._newest_full.items()) if full else []
 
     def take_rest(self) -> list[tuple[int, tuple[WitnessRow, ...]]]:
-        """Return the incomplete windows at the end of the attempt. A window with fewer rows proves less."""
+        """Return the incomplete windows at the end of the attempt, which prove less than complete windows."""
         rest = [(step, tuple(rows)) for step, rows in self._windows.items() if rows]
         self._windows.clear()
         return rest
@@ -85,7 +85,7 @@ class Witness:
         return len(rows) < self._width and step == start + len(rows) + 1
 
     def unsealed_rows(self) -> tuple[WitnessRow, ...]:
-        """The rows so far, by step, of the saves whose seal may not be written yet."""
+        """Return the rows so far, by step, of the saves whose seal may not exist yet."""
         # The dict is copied first, because the training thread changes it.
         windows = [*self._newest_full.values(), *map(tuple, list(self._windows.values()))]
         return tuple(sorted({row.step: row for rows in windows for row in rows}.values(), key=lambda row: row.step))

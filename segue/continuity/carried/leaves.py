@@ -36,8 +36,7 @@ class UseOfLeaves:
         is_made_anew: Callable[[str], bool] = lambda _: False,
         is_of_framework: bool = False,
     ) -> None:
-        """`modules` contains the components that are torch modules, because their plain attributes are in no
-        state_dict.
+        """`modules` contains the names of torch modules, whose plain attributes are in no state_dict.
 
         `is_made_anew` is true for an attribute that the loop assigns in each step before the loop reads it. If
         `is_of_framework` is true, a framework runs the loop and saves the loop's state, so no value is carried.

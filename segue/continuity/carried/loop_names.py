@@ -87,8 +87,7 @@ class LoopNames:
     carried: dict[str, CarriedName]
     """The carried variables by name."""
     fresh: frozenset[str]
-    """Variables that each iteration assigns before it reads the variables. Attributes have the form
-    `variable.attribute`."""
+    """Variables that each iteration assigns before reading them. Attributes have the form `variable.attribute`."""
     line: int
     """Line of the outermost loop."""
 

@@ -1,4 +1,4 @@
-"""Describes untracked state: its path, its kind, its change, and the line of code that registers the value."""
+"""Describes an untracked value: its path, its class, its change, and the line of code that registers it."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _OF_RECIPE = "recipe."
 
 
 class Advice(NamedTuple):
-    """The registration of a value. It consists of a component name and, if known, an expression in the user's code."""
+    """The registration of a value: a component name and, if known, an expression in the user's code."""
 
     component: str
     expression: str
-    """The expression of the object to register. An empty text means that no line of code can register the value."""
+    """The expression of the object to register. The text is empty if no line of code can register the value."""
     place: str
     """Path of the object to register."""
     kind: str = ""
     """The class of the object to register.
 
-    For variables, it is the class of the object that has the variables as attributes.
+    For registered variables, the value is the class of the object that has the variables as attributes.
     """
     imports: str = ""
     """The module that the user must import for the expression."""
     names: tuple[str, ...] = ()
-    """The variables of the holder `expression`. The tuple is empty if the object itself is registered."""
+    """Names of the variables to register. The tuple is empty for the registration of the object itself."""
 
     @property
     def value(self) -> str:
@@ -56,7 +56,7 @@ class Advice(NamedTuple):
         return f"segue.Variables({self.expression}, {', '.join(map(repr, self.names))})".replace("'", '"')
 
     def together_with(self, others: Iterable[Advice], *, taken: Collection[str]) -> Advice:
-        """Return one registration for all these variables of one holder, under an unused name."""
+        """Return one registration for all the variables of one holder, with an unused component name."""
         names = tuple(dict.fromkeys(name for each in (self, *others) for name in each.names))
         return self._replace(names=names, component=_free_name(self, taken))
 
@@ -71,32 +71,30 @@ class Advice(NamedTuple):
 
 
 BY_ADDRESS = "dict by id"
-"""The kind of a dict whose keys are ids of objects. The ids differ in each process."""
+"""The type name of a dict whose keys are ids of objects. The ids differ in each process."""
 
 
 class Known(NamedTuple):
-    """Facts about the objects and the code around a value."""
+    """Properties of the objects and the code around a value."""
 
     is_owned: Callable[[Any], bool]
-    """A function that tells whether an object already belongs to a component."""
+    """Returns whether an object already belongs to a component."""
     is_address: Callable[[Any], bool]
-    """A function that tells whether a key of a dict is the id of an object of a component."""
+    """Returns whether a key of a dict is the id of an object of a component."""
     is_assigned: Callable[[ValuePlace], bool]
-    """A function that tells whether code assigns another object to the variable at a place.
+    """Returns whether code assigns another object to the variable at a place.
 
-    If so, the first object of the variable is soon replaced.
+    An assignment replaces the first object of the variable.
     """
     sizes: dict[int, int | None]
-    """Sizes in bytes of the values that were tested so far, by id.
+    """Sizes in bytes of the values that the functions have tested so far, by id.
 
     The size is None if a checkpoint cannot store the value.
     """
 
 
 def advice_for(leaf: Leaf, known: Known) -> Advice:
-    """Return how to register the value of a leaf: by the outermost registrable object around the value, or as a
-    variable.
-    """
+    """Return the registration of a leaf: of the outermost registrable object around the value, or of a variable."""
     outermost: Advice | None = None
     for place in _outermost_first(leaf):
         try:
@@ -161,8 +159,9 @@ def _is_collection(value: Any) -> bool:
 
 
 def _can_be_stored(value: Any, leaf: Leaf, *, path: str, known: Known) -> bool:
-    """Whether a checkpoint can store the whole value, and no part of the value is in a component or is large and
-    unchanged.
+    """Whether a checkpoint can and should store the whole value.
+
+    The result is False if a part of the value is in a component, or is large and unchanged.
     """
     if id(value) not in known.sizes:
         known.sizes[id(value)] = _stored_bytes(value, path=path, is_owned=known.is_owned)
@@ -188,9 +187,9 @@ def _stored_bytes(value: Any, *, path: str, is_owned: Callable[[Any], bool]) -> 
 
 
 _MOST_BYTES, _MOST_TIMES = 1 << 20, 8
-"""An object is stored whole only if it has at most this number of bytes besides the changed values.
+"""Limits of the unchanged bytes of an object that is stored whole, in bytes and as a multiple of the changed values.
 
-A table of samples has more bytes.
+A table of samples exceeds both limits.
 """
 _MOST_PARTS = 5_000
 
@@ -276,7 +275,7 @@ _ABSENT = object()
 def finding_of(
     leaves: Sequence[Leaf], advice: Advice, *, fix: str, before: Mapping[str, Any], now: Mapping[str, Mark]
 ) -> Finding:
-    """The finding about all changed values with the same advice."""
+    """Return the finding about all changed values with the same advice."""
     first, owner = leaves[0], owner_of(leaves[0], advice)
     changes = [_change(leaf, owner, before, now) for leaf in leaves[:_SHOWN]]
     more = f" and {len(leaves) - _SHOWN} more" if len(leaves) > _SHOWN else ""
@@ -288,9 +287,9 @@ def finding_of(
 
 
 def owner_of(leaf: Leaf, advice: Advice) -> str:
-    """Return the path in the sentence about a value.
+    """Return the path that the sentence about a value names.
 
-    It is the path of the object to register, or of the object with this attribute.
+    The path belongs to the object to register, or to the object with the attribute to register.
     """
     if not advice.names:
         return advice.place

@@ -1,6 +1,6 @@
-"""Collects the values in the components of a state.
+"""Collects the values that the components of a run contain.
 
-If an equal value is found elsewhere, this other value needs no registration.
+A value outside the components needs no registration if a component contains an equal value.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Coverage:
     """The values of captured state trees, by component."""
 
     leaves: Iterable[Leaf] = ()
-    """All values of the trees. Names distinguish the entries of a state_dict."""
+    """All values of the captured trees, by which the class recognizes the entries of a state_dict."""
     _places: set[int] = field(default_factory=set)
     """Memory addresses of all captured tensors and arrays."""
     _contents: list[Any] = field(default_factory=list)
-    """Arrays and collections that are not indexed yet, because no query needed them."""
+    """Arrays and collections that the class has not indexed yet."""
     _unmarked: dict[Any, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    """The indexed values, by properties.
+    """The indexed values by the properties that the class knows without reading their content.
 
-    If two values have equal marks, they also have equal properties. Most marks are never computed, because a mark needs
-    the content of the value. To read gigabytes of content on a device takes a second.
+    If two values have equal marks, they also have equal properties. Most marks are never computed, because the content
+    of a value on a device takes long to read (about a second for gigabytes).
     """
     _marks: dict[Any, set[Mark]] = field(default_factory=lambda: defaultdict(set))
     _values: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
@@ -61,13 +61,11 @@ class Coverage:
             values.setdefault(_bare(name), []).append(value)
 
     def has_memory_of(self, value: Any) -> bool:
-        """Whether a component captured this tensor or array itself, with the same memory."""
+        """Whether a component contains this tensor or array itself, in the same memory."""
         return isinstance(value, ARRAYS) and (_address(value) or -1) in self._places
 
     def holds(self, name: str, value: Any) -> bool:
-        """Whether a component captured this value under this name, or captured an array or a collection with equal
-        content.
-        """
+        """Whether a component contains this value under this name, or an array or collection with equal content."""
         if isinstance(value, ARRAYS):
             return self._has_array(value)
         if isinstance(value, _COLLECTIONS):
@@ -80,9 +78,10 @@ class Coverage:
         return (mark := mark_of(value)) != UNREADABLE and any(mark_of(held) == mark for held in same)
 
     def has(self, leaf: Leaf, value: Any) -> bool:
-        """Whether a component captured this value.
+        """Whether a component contains this value.
 
-        The component may have the same memory, equal content, or an entry of the value's owner.
+        The result is True if a component has the same memory, equal content, or an equal entry in the state_dict of the
+        object that owns the value.
         """
         if isinstance(value, STREAMS):
             return self._has_content(state_of_stream(value))
@@ -101,7 +100,7 @@ class Coverage:
             return False  # Such common values may be equal to others by chance.
         if not leaf.root.startswith("extra."):
             return False
-        # The value may have another name there, but not a name that belongs to another value.
+        # The component may use another name for the value, but not the name of another value.
         others = (held for other, held in captured.items() if (leaf.root, other) not in self._known)
         return any(type(found) is type(value) and found == value for held in others for found in held)
 
@@ -118,21 +117,20 @@ class Coverage:
         return form in self._marks and mark_of(value) in self._marks[form]
 
     def _has_all_arrays_of(self, collection: Any) -> bool:
-        """Whether all arrays of a collection are captured. The component may use another kind of collection."""
+        """Whether the components contain all arrays of a collection, in any type of collection."""
         items = list(collection.values() if isinstance(collection, Mapping) else collection)[:_MOST_ITEMS]
         return bool(items) and all(map(self._has_array, items))
 
 
 _OF_OBJECTS = frozenset({"", "attribute", "attribute of this thread", "item", "setting", "state"})
-"""The kinds of places inside an object.
+"""The types of variables that are part of an object itself.
 
-Some values are reached only by the object's code, e.g. the variables of a hook. Such values are not in the object's
-state_dict.
+A value that only the object's code reaches, e.g. a variable of a hook, is not in the object's state_dict.
 """
 
 
 def _is_of_root(leaf: Leaf) -> bool:
-    """Whether a value is inside its root object. If it is, the state_dict of the root object may contain the value."""
+    """Whether a value is inside its root object, so that the root's state_dict may contain the value."""
     place = leaf.at
     while place is not None and place.what in _OF_OBJECTS:
         place = place.outer
@@ -140,7 +138,7 @@ def _is_of_root(leaf: Leaf) -> bool:
 
 
 def _is_entry(held: Any, value: Any) -> bool:
-    """Whether an entry of a state_dict may be this value. An entry of another type may be another form of the value."""
+    """Whether an entry of a state_dict may be this value, also in another type."""
     if type(held) is not type(value) or not isinstance(value, _COMPARED):
         return True
     return mark_of(held) == mark_of(value)
@@ -151,7 +149,7 @@ _COLLECTIONS = (Mapping, list, tuple, set, frozenset, deque)
 
 
 def _form(value: Any) -> Any:
-    """Return the properties of a value that are known without reading its content.
+    """Return the properties of a value that need no reading of its content.
 
     Two values with equal marks have equal properties.
     """

@@ -1,4 +1,4 @@
-"""Computes marks of values. Equal marks in two processes mean equal values. The module calls no code of the user."""
+"""Computes marks of values, without calling code of the user. Equal marks in two processes mean equal values."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from segue.continuity.object_walk import PLAIN
 from segue.data.streams import STREAMS, state_of_stream
 
 Mark = bool | int | float | str | None
-"""The mark is a plain value itself, or the hash of a larger value."""
+"""The mark of a value: the value itself if it is plain, or the hash of a larger value."""
 
 ARRAYS = (torch.Tensor, np.ndarray, bytearray, memoryview, array)
 _WHOLE, _SAMPLED = 1 << 20, 1 << 16
-"""Maximum number of elements of an array that are read. Of a larger array, evenly spaced elements are read."""
+"""Maximum size of an array whose elements are all read, and the number of evenly spaced elements read of a larger
+array."""
 _MOST_ITEMS = 4096
 _MOST_DEPTH = 4
 _LONGEST = 100
@@ -83,7 +84,7 @@ def _feed(value: Any, hasher: Any, depth: int) -> None:
 
 def _feed_items(value: Any, hasher: Any, depth: int) -> None:
     if isinstance(value, (dict, types.MappingProxyType)):
-        # Sorted, because the order of a set differs in each process.
+        # The items are sorted, because the order of a set differs in each process.
         items = sorted(((_name(key), item) for key, item in islice(list(value.items()), _MOST_ITEMS)), key=_first)
         hasher.update(b"{")
         for name, item in items:
@@ -188,7 +189,7 @@ def _is_position(item: Any) -> bool:
 def _reduced(value: Any) -> str:
     """Return the position of an iterator that Python can copy.
 
-    The position is the iterator's count, or the number of remaining items.
+    The position is the count of the iterator or the number of its remaining items.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Later versions of Python cannot copy some iterators.
@@ -217,16 +218,17 @@ _UNREAD = frozenset(
     {("queue", "Queue"), ("queue", "LifoQueue"), ("queue", "PriorityQueue"), ("_queue", "SimpleQueue")}
     | {("sqlite3", "Connection"), ("sqlite3", "Cursor"), ("builtins", "callable_iterator")}
 )
-"""The content of a queue depends on threads, and the positions of the other objects cannot be read.
+"""Types whose content cannot be compared. The content of a queue depends on threads, and the positions of the other
+objects cannot be read.
 
-A hash is most often only shown to people.
+Most programs only show a hash object to people.
 """
 
 
 def keeps_state(value: Any) -> bool:
     """Whether the value is an object of the standard library whose state cannot be stored.
 
-    Files that are open for writing do not count, because such files are usually for people.
+    The result is False for a file that is open for writing, because such a file is usually for people.
     """
     if isinstance(value, io.IOBase):
         try:
@@ -260,5 +262,5 @@ def state_of(value: Any) -> Any:
 
 
 def _kind_of(value: Any) -> tuple[str, str]:
-    """The module and name of the class. A subclass counts as a class of the user."""
+    """Return the module and name of the class. A subclass is a class of the user."""
     return (type(value).__module__, type(value).__qualname__)

@@ -1,4 +1,4 @@
-"""Yields the direct parts of the objects of a recipe, each with its place. The module calls no code of the user."""
+"""Yields the direct parts of the objects of a recipe, each with its place, without calling code of the user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from segue.continuity.untracked.place import MODULE_VARIABLE, Get, ValuePlace
 from segue.user_objects import default_arguments, needed_arguments
 
 _LIFE_CYCLE = ("__init__", "__call__", "__getitem__", "__getitems__", "__iter__", "__next__", "__len__", "__enter__")
-"""Special methods whose code is followed like the code of other methods."""
+"""Special methods whose code the walk follows like the code of other methods."""
 
 
 def attribute(holder: Any, name: str) -> Get:
@@ -96,7 +96,7 @@ _HOOKS_OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks
 
 
 _FROM_SHAPES = ("in_features", "in_channels", "num_features")
-"""Attributes that lazy layers of torch set at their first input. These attributes do not affect results."""
+"""Attributes that lazy layers of torch set at their first input, and that do not affect results."""
 
 
 def within_module(place: ValuePlace, module: nn.Module) -> Iterator[ValuePlace]:
@@ -180,7 +180,7 @@ def _wrapped(place: ValuePlace, value: Any) -> Iterator[ValuePlace]:
 def _cached_by(cache: Any) -> list[Any]:
     """Return the cached results of a function with a cache.
 
-    Only the garbage collector interface of Python shows these results.
+    Only Python's garbage collector interface gives access to the cached results.
     """
     referents = gc.get_referents(cache)
     tables = [found for found in referents if type(found) is dict]
@@ -210,7 +210,7 @@ def attributes_put_on(place: ValuePlace, tensor: torch.Tensor) -> Iterator[Value
 def is_torchs_own(value: Any) -> bool:
     """Whether the value belongs to private modules of torch, e.g. the compiler.
 
-    The counts in these modules differ in each process.
+    The counts in private modules of torch differ in each process.
     """
     owner = value if isinstance(value, (type, types.FunctionType)) else type(value)
     return str(owner.__module__).startswith("torch._") and owner.__module__ != "torch._C"

@@ -1,6 +1,4 @@
-"""Describes the places of values: the path, a function that reads the value again, and the expression in the user's
-code.
-"""
+"""Describes where a value is: its path, a function that reads it again, and its expression in the user's code."""
 
 from __future__ import annotations
 
@@ -21,18 +19,18 @@ class Leaf(NamedTuple):
 
     path: str
     place: str
-    """The kind of the place, e.g. closure variable or attribute."""
+    """The type of the variable, e.g. closure variable or attribute."""
     root: str
     """The component or the recipe field from which the value was first reached."""
     get: Get
     is_registered: bool = False
     """Whether the root is a component."""
     at: ValuePlace | None = None
-    """The place of the value, with the places around it. The value is None if this process did not reach the value."""
+    """The place of the value, with the places around it, or None if this process did not reach the value."""
 
 
 def fetched(function: str, name: str) -> str:
-    """Return the expression for a variable of a function. The text is empty if the function has no expression."""
+    """Return the expression for a variable of a function, or an empty text if the function has no expression."""
     return f'segue.Variables({function}, "{name}").get("{name}")' if function else ""
 
 
@@ -40,7 +38,7 @@ MODULE_VARIABLE = "module variable"
 
 
 class ValuePlace(NamedTuple):
-    """The place of a value, as known during the walk."""
+    """The place of a value: its path and its expression in the user's code."""
 
     path: str
     what: str
@@ -69,7 +67,7 @@ class ValuePlace(NamedTuple):
         )
 
     def within(self, get: Get, expression: str) -> ValuePlace:
-        """Return the place of the wrapped object. It has the same path as the wrapper."""
+        """Return the place of the wrapped object, which has the same path as the wrapper."""
         return self._replace(get=get, expression=expression)
 
     def dotted(self, name: str) -> str:
@@ -83,9 +81,9 @@ _LOCAL = ".<locals>."
 
 
 def name_of_definition(found: types.FunctionType | type, scopes: Iterable[types.CodeType]) -> str:
-    """Return the name of a function or class, if one of these functions or their module defines it.
+    """Return the name of a function or class that one of the `scopes` or their module defines.
 
-    Otherwise the name is empty.
+    The name is empty if neither a scope nor its module defines the function or class.
     """
     known: dict[str, Any]
     if isinstance(found, types.FunctionType):
@@ -104,7 +102,7 @@ def name_of_definition(found: types.FunctionType | type, scopes: Iterable[types.
 
 
 def is_variable_of(function: types.FunctionType, name: str, scopes: Iterable[types.CodeType]) -> bool:
-    """Whether a closure variable of a function belongs to one of these functions, and not to a function in between."""
+    """Whether a closure variable of a function belongs to one of the `scopes`, and not to a function in between."""
     for scope in scopes:
         if name not in scope.co_cellvars or function.__code__.co_filename != scope.co_filename:
             continue
@@ -119,7 +117,7 @@ def is_variable_of(function: types.FunctionType, name: str, scopes: Iterable[typ
 
 @lru_cache(maxsize=4096)
 def names_rebound(code: types.CodeType) -> frozenset[str]:
-    """Outer variables to which a function, or a function inside it, assigns."""
+    """Return the outer variables that a function, or a function inside it, assigns."""
     return frozenset(
         str(each.argval)
         for inner in codes_of(code)

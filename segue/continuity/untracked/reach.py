@@ -1,6 +1,6 @@
 """Finds all values that the user's functions and objects reach.
 
-Each value has a path and a function that reads the value again. The walk only reads. It calls no code of the user,
+Each value has a path and a function that reads the value again. The walk only reads: it calls no code of the user,
 fetches no sample and draws no random number.
 """
 
@@ -61,19 +61,19 @@ _DEEPEST = 12
 _MOST_OBJECTS = 20_000
 _MOST_LEAVES = 20_000
 _LONG_ITEMS = 64
-"""A collection with more items than this counts as one value."""
+"""Maximum number of items that the walk visits. A larger collection is treated as a single value."""
 
 
 @dataclass
 class Reach:
-    """The values that some roots can reach. `home` is the top package of the recipe, and counts as the user's code."""
+    """The values that some roots can reach. `home` is the top package of the recipe, whose code is the user's code."""
 
     home: str
     leaves: dict[str, Leaf] = field(default_factory=dict)
     functions: list[types.FunctionType] = field(default_factory=list)
-    """The functions of the user that were reached."""
+    """The functions of the user that the walk reached."""
     files: list[str] = field(default_factory=list)
-    """Paths of the values that were found."""
+    """Paths of the files that contain code of the user."""
     _seen: dict[int, Any] = field(default_factory=dict)
     """The visited objects by id.
 
@@ -85,7 +85,7 @@ class Reach:
     scopes: tuple[types.CodeType, ...] = ()
     """The functions that build the recipe or contain the loop.
 
-    Code in these functions can use their variables by name.
+    Code in these scopes can use their variables by name.
     """
     rebound: set[str] = field(default_factory=set)
     """Names of variables to which a function of the user assigns another object."""
@@ -106,8 +106,8 @@ class Reach:
     ) -> None:
         """Follow one more object, which the function `get` returns.
 
-        The values of the object get the given path, or the path of the root. If `of` is given, the object is an
-        attribute of the object `of`, and `holder` is the expression for `of`.
+        The paths of the values begin with the given path, or with the name of the root. If `of` is given, the object is
+        an attribute of the object `of`, and `holder` is the expression for `of`.
         """
         self._root = root
         name = root.rpartition(".")[2] if holder else ""
@@ -120,7 +120,7 @@ class Reach:
         return id(value) in self._owned or (isinstance(value, torch.Tensor) and id(value) in self._tensors_owned)
 
     def is_address(self, key: Any) -> bool:
-        """Whether a key is the id of an object of a component. Such keys differ in each process."""
+        """Whether a key is the id of an object of a component. Ids differ in each process."""
         return type(key) is int and (key in self._owned or key in self._tensors_owned)
 
     @cached_property
@@ -134,7 +134,7 @@ class Reach:
     def release(self) -> None:
         """Keep only the functions that read values, and the objects of components.
 
-        All other objects can then be freed.
+        Python can then free all other objects.
         """
         self._seen, self.functions = {}, []
 
@@ -167,7 +167,7 @@ class Reach:
                 self._take(inner, depth + 1)
 
     def _is_segues(self, value: Any) -> bool:
-        """Whether the value belongs to segue. Segue adds hooks to torch."""
+        """Whether the value belongs to segue, e.g. a hook that segue adds to torch."""
         owner = value if isinstance(value, (type, types.FunctionType)) else type(value)
         module = str(owner.__module__)
         return module.startswith("segue.") and not module.startswith(("segue.testing", f"{self.home}."))
@@ -180,7 +180,7 @@ class Reach:
             self.files.append(value)
 
     def _is_value(self, value: Any) -> bool:
-        """Whether the value is a single value. The walk does not follow the parts of a single value."""
+        """Whether the walk treats the value as a whole and does not follow its parts."""
         if isinstance(value, (*ARRAYS, *STREAMS)) or is_table(value) or is_iterator(value):
             return True
         if is_named_values(value):
@@ -263,7 +263,8 @@ class Reach:
 
 
 _PLAIN = (*PLAIN, complex, Decimal, Fraction, PurePath, range, slice, Enum)
-"""The types of single values. Dates belong to the process. Devices and similar values are settings."""
+"""The types of plain values. Dates are not included, because they belong to the process. Devices are not included,
+because they are settings."""
 _SKIPPED = (
     types.ModuleType,
     logging.Logger,
@@ -287,7 +288,7 @@ _OF_TRAINERS = frozenset(
 )
 """Packages whose objects run the loop and count its steps.
 
-The counts of these objects are in their checkpoints or in callbacks of segue.
+The checkpoints of these packages or callbacks of segue contain the counts of their objects.
 """
 
 
@@ -313,5 +314,5 @@ def _is_simple(item: Any, depth: int = 0) -> bool:
 
 
 def is_named_values(value: Any) -> bool:
-    """Whether the value is a dict with names as keys. Programs often keep state in such a dict."""
+    """Whether the value is a dict with names as keys, in which programs often keep state."""
     return type(value) is dict and 0 < len(value) <= _LONG_ITEMS and all(type(key) is str for key in list(value))

@@ -1,4 +1,4 @@
-"""Finds values outside all components that training changes. The watch begins when the recipe is built."""
+"""Finds values that training changes and that are outside all components. The watch begins when `build` returns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Walk = Callable[[], Reach]
 
 
 class Use(Protocol):
-    """Tells how the training code uses a value."""
+    """Interface to find how the training code uses a value."""
 
     def is_carried(self, leaf: Leaf) -> bool:
         """Whether the next value follows from this value, and this value affects more than output for people."""
@@ -46,10 +46,11 @@ _OF_SESSIONS = ("progress", "epoch", "folder", "gradients", "modes", "buffers", 
 
 
 class Watch:
-    """The marks of all values that a recipe reaches. The marks are taken when the recipe is built, and at each save."""
+    """Computes the marks of all values that a recipe reaches, after `build` and at each save."""
 
     def __init__(self, walk: Walk, *, use: Use, is_program: bool = False) -> None:
-        """`walk` follows the objects of the training code. It is called immediately, and again at some saves."""
+        """`walk` follows the objects of the training code. The constructor calls `walk`, and some saves call it
+        again."""
         self._walk, self._use, self._is_program = walk, use, is_program
         self._reach: Reach | None = None
         self._leaves: dict[str, Leaf] = {}
@@ -65,9 +66,9 @@ class Watch:
         self._reported |= set(paths)
 
     def look(self, trees: Mapping[str, Any]) -> tuple[Finding, ...]:
-        """Return findings about changed values that are in none of these captured components.
+        """Return findings about changed values that are in none of the captured components `trees`.
 
-        Each value is reported only once.
+        The method reports each value only once.
         """
         self._walk_again()
         coverage = _coverage(self._leaves.values(), trees)
@@ -86,15 +87,14 @@ class Watch:
         return {path: mark for path, (_, mark) in self._read(list(self._changed.values())[:_MOST_KEPT]).items()}
 
     def marks_of(self, paths: Iterable[str]) -> dict[str, Mark]:
-        """Return the current marks of the values at these paths. Missing values are left out."""
+        """Return the current marks of the values at these paths, without missing values."""
         leaves = [self._leaves[path] for path in paths if path in self._leaves]
         return {path: mark for path, (_, mark) in self._read(leaves).items()}
 
     def changed_and_unknown(self, trees: Mapping[str, Any], *, beneath: str, known: Collection[str]) -> dict[str, str]:
-        """Describe in words the values that have changed since the recipe was built and that are in none of these
-        captured components, by path.
+        """Describe, by path, the values that have changed since `build` and that are in none of the captured `trees`.
 
-        Only values below the path `beneath` are included. The values at the `known` paths are left out.
+        The result contains only values below the path `beneath`, without the values at the `known` paths.
         """
         leaves = [leaf for path, leaf in self._leaves.items() if path.startswith(f"{beneath}.")]
         coverage = _coverage(leaves, trees)
@@ -107,9 +107,9 @@ class Watch:
         }
 
     def of_process(self, roots: tuple[str, ...]) -> list[str]:
-        """Return descriptions of the values in the recipe fields `roots` that are different in each process.
+        """Describe the values in the recipe fields `roots` that are different in each process.
 
-        Such values are times and the results of system randomness.
+        Values that differ in each process are times and results of system randomness.
         """
         found: list[str] = []
         for leaf in self._leaves.values():
@@ -130,7 +130,7 @@ class Watch:
     def _missing(self, path: str) -> Leaf:
         """Return a leaf for a value that this process did not reach.
 
-        If the value's collection exists, the leaf is placed in it.
+        If the collection that contained the value exists, the collection is the leaf's holder.
         """
         around = path
         while around := around.rpartition(".")[0]:
@@ -167,9 +167,9 @@ class Watch:
         return tuple(found)
 
     def _is_assigned(self, place: ValuePlace) -> bool:
-        """Whether a variable may now have another object than when the recipe was built.
+        """Whether code may have assigned another object to a variable since `build`.
 
-        The answer follows from the code and the marks.
+        The method decides by the code and the marks.
         """
         assert self._reach is not None
         is_by_code = place.what in ("closure variable", MODULE_VARIABLE) and place.name in self._reach.rebound
@@ -183,9 +183,9 @@ class Watch:
 
     @staticmethod
     def _key(leaf: Leaf, advice: Advice) -> str:
-        """Return the key by which findings are grouped.
+        """Return the key by which `_findings` groups values.
 
-        The key stands for an object that is registered whole, or for one variable.
+        The key identifies an object to register whole, or a single variable.
         """
         return leaf.path if advice.names else advice.place
 
@@ -197,7 +197,7 @@ class Watch:
     def _read(
         self, leaves: Iterable[Leaf], *, is_known: Callable[[Any], bool] = lambda _: False
     ) -> dict[str, tuple[Any, Mark]]:
-        """Return the values and their marks, without the values that are known to be in a component."""
+        """Return the values and their marks. Values that are known to be in a component are not included."""
         found: dict[str, tuple[Any, Mark]] = {}
         for leaf in leaves:
             try:
@@ -233,14 +233,14 @@ def _value_of(leaf: Leaf) -> Any:
 
 
 def _is_read_from_clock(path: str, value: float) -> bool:
-    """Whether a number has the name of a time and the many decimals of a clock. Settings have few decimals."""
+    """Whether a number is a clock time, judged by its name and its many decimals. Settings have few decimals."""
     return not is_telling(path, value) and (abs(value) >= _YEAR_2001 or value != round(value, _DECIMALS_OF_SETTINGS))
 
 
 def _counts(path: str, value: Any, mark: Mark) -> bool:
-    """Whether a change of the value is relevant. The result is False for times, addresses and generated names.
+    """Whether a change of the value matters. The result is False for times, addresses and generated names.
 
-    The result is also False for credentials, because values appear in the log and in messages.
+    The result is also False for credentials, because changed values appear in the log and in messages.
     """
     if isinstance(value, str) and (names_secret(path) or redacted(value) != value):
         return False
