@@ -1,4 +1,4 @@
 """Decides when a run leaves spot.
 
-The package is pure: time, history and prices come in as arguments, and a decision goes out.
+The package is pure: time, history and prices are arguments, and the result is a decision.
 """

@@ -14,15 +14,15 @@ _MOST_NAMED = 4
 
 
 def anomalies_of(reports: Iterable[SegmentReport]) -> list[Anomaly]:
-    """The anomalies that ended attempts, oldest first."""
+    """Return the anomalies that ended attempts, oldest first."""
     return [report.anomaly for report in reports if report.anomaly is not None]
 
 
 def skips_of(spec: RunSpec, history: History) -> tuple[Skip, ...]:
-    """The batches that attempts skip from now on, in the order of the samples.
+    """Return the batches that attempts skip from now on, in the order of the samples.
 
-    A batch is skipped if it had bad numbers both before and after a rollback. The batch then stays skipped, whatever
-    later specs ask for. Otherwise a resume from an earlier checkpoint could not reproduce the run.
+    A run skips a batch that had bad numbers both before and after a rollback. The batch stays skipped even if a later
+    run spec has other settings, so that a resume from an earlier checkpoint reproduces the run.
     """
     ever = {skip for entry in history.decisions if entry.plan is not None for skip in entry.plan.skips}
     seen = anomalies_of(history.last_reports())
@@ -32,7 +32,7 @@ def skips_of(spec: RunSpec, history: History) -> tuple[Skip, ...]:
 
 
 def reason_to_give_up(spec: RunSpec, history: History) -> str | None:
-    """Return the reason why one more rollback would not help. Return None while one more rollback may help."""
+    """Return the reason why another rollback would not help, or None if another rollback may help."""
     seen = anomalies_of(history.fresh_reports)
     if not seen or spec.anomalies.action(seen[-1].kind) == "off":
         return None
@@ -62,7 +62,7 @@ def rollback_reason(spec: RunSpec, history: History, *, skips: tuple[Skip, ...])
 
 
 def _may_skip(spec: RunSpec, anomaly: Anomaly) -> bool:
-    # A loss scale collapses over many batches: the last of them is not the cause.
+    # A loss scale falls over many batches, so the last batch is not the cause.
     return spec.anomalies.action(anomaly.kind) == "skip" and anomaly.channel != "loss_scale"
 
 
@@ -79,7 +79,7 @@ def _fix(anomaly: Anomaly) -> str:
 
 
 def _shared(seen: list[Anomaly]) -> str:
-    """Return the samples that all bad batches have in common, if these samples are few. They are the likely cause."""
+    """Name the samples that all bad batches have in common, if they are few. They are the likely cause."""
     batches = {anomaly.batch: set(anomaly.sample_ids) for anomaly in seen}
     shared = sorted(set.intersection(*batches.values())) if len(batches) > 1 else []
     if not 0 < len(shared) <= _MOST_NAMED:

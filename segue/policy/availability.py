@@ -1,4 +1,4 @@
-"""Describes spot availability as one run observed it: up intervals and down intervals. The module is pure."""
+"""Describes spot availability by the up and down intervals that one run observed. The module is pure."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from segue.runlog.history import History
 
 @dataclass(frozen=True)
 class Interval:
-    """A time in which spot was available, or was not available, according to the observations of the run."""
+    """A period in which the run observed that spot was available, or that spot was not available."""
 
     is_up: bool
     begun_at: datetime
     seconds: float
     has_ended: bool
     deployment: str = ""
-    """The pool on which the interval was observed."""
+    """The pool on which the run observed the interval."""
 
     @property
     def ended_at(self) -> datetime:
-        """The time at which the interval ended, or at which it was last observed."""
+        """The end of the interval, or the time of its last observation."""
         return self.begun_at + timedelta(seconds=self.seconds)
 
 
 def preemptions(history: History) -> int:
-    """Return the spot attempts of the run that had a machine and lost it."""
+    """Return the number of spot attempts of the run that had a machine and lost the machine."""
     return sum(
         r.stop_reason.is_preemption and r.got_capacity and r.capacity is Capacity.SPOT for r in history.last_reports()
     )
 
 
 def died_in_place(history: History) -> list[SegmentReport]:
-    """Return the newest attempts in a row that got a machine and ended without a commit, the newest first."""
+    """Return the newest consecutive attempts that got a machine and ended without a commit, newest first."""
     died = []
     for report in reversed(history.fresh_reports):
         if not report.got_capacity:
@@ -52,9 +52,9 @@ def died_in_place(history: History) -> list[SegmentReport]:
 def intervals(history: History) -> tuple[Interval, ...]:
     """Return the availability intervals of a run, oldest first.
 
-    Waits for capacity and boots are down intervals, attempts are up intervals. A start that failed had its capacity, so
-    it shows nothing about availability. A wait ends with the first start that a worker took. A standby that took over
-    the run observed spot before its attempt began: it waited for a machine, and held the machine.
+    Waits for capacity and boots are down intervals, and attempts are up intervals. A failed start had a machine, so it
+    shows nothing about availability. A wait ends with the first start that a worker took. A standby that took over the
+    run first waited for a machine (down) and then held the machine (up).
     """
     found: list[Interval] = []
     moments = sorted(entry.written_at for entry in history.decisions)
@@ -84,7 +84,7 @@ def intervals(history: History) -> tuple[Interval, ...]:
 
 
 def _given_up(entry: DecisionEntry, seconds: float) -> list[Interval]:
-    """Return the waits of an attempt that got no machine, on each pool that was asked."""
+    """Return the waits of an attempt that got no machine, for each pool with a request."""
     assert entry.plan is not None
     asked = {each.deployment: each.after_seconds for each in entry.plan.pools} or {entry.plan.deployment: 0.0}
     return [
@@ -95,9 +95,9 @@ def _given_up(entry: DecisionEntry, seconds: float) -> list[Interval]:
 
 
 def _withdrawn(history: History, entry: DecisionEntry) -> list[Interval]:
-    """Return the intervals on the pools whose starts were withdrawn, because another pool's machine came first.
+    """Return the intervals on the pools whose starts segue withdrew because another pool's machine came first.
 
-    A withdrawn start that had a machine waited until it got the machine, and its pool was up from then on.
+    If a withdrawn start had a machine, its pool was up from the moment at which the start got the machine.
     """
     plan, found = entry.plan, list[Interval]()
     assert plan is not None
@@ -129,7 +129,7 @@ def seen_by_others(history: History) -> tuple[Interval, ...]:
 
 
 def wait_of(history: History, entry: DecisionEntry, claimed_at: datetime) -> tuple[datetime, datetime]:
-    """Return the begin and the end of the time in which an attempt waited for its machine."""
+    """Return the begin and the end of an attempt's wait for its machine."""
     standby = entry.plan.standby if entry.plan else None
     handover = next((each for each in reversed(history.handovers) if each.standby == standby), None)
     if handover is None or "waited_seconds" not in handover.numbers:
@@ -156,17 +156,17 @@ def _seconds_to_next(moments: Sequence[datetime], moment: datetime) -> float | N
 
 @dataclass(frozen=True)
 class OpenDownInterval:
-    """A down interval that has not ended, as far as the run knows."""
+    """A down interval whose end the run has not observed."""
 
     begun_at: datetime
     observed_until: datetime
 
 
 def seconds_without_spot(history: History, *, now: datetime) -> float:
-    """Return the seconds for which the run has waited for a spot machine without getting one.
+    """Return the seconds since the run began to wait for a spot machine that it has not got.
 
-    The wait begins with the first request that was given up after the run last had a spot machine. Return 0 if no
-    request was given up since, or since a person started the run again.
+    The wait begins with the first request that the run gave up after it last had a spot machine. Return 0 if the run
+    gave up no request since then, or since a person started the run again.
     """
     begun_at, resumed_at = None, max((e.written_at for e in history.decisions if e.action != "run"), default=None)
     for interval in intervals(history):
@@ -180,9 +180,9 @@ def seconds_without_spot(history: History, *, now: datetime) -> float:
 def open_down_interval(
     history: History, deployment: str | None, *, least_seconds: float = 0.0
 ) -> OpenDownInterval | None:
-    """Return the down interval that has not ended yet, on this pool or on any pool.
+    """Return the down interval of one pool, or of any pool, that has not ended yet.
 
-    Return None while spot may be up. A wait that was given up after less than `least_seconds` shows nothing.
+    Return None if spot may be up. The function ignores a wait that the run gave up after less than `least_seconds`.
     """
     found = None
     for interval in intervals(history):

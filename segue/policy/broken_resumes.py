@@ -1,10 +1,9 @@
 """Decides what to do after a broken resume: try again, then resume from one older checkpoint, then stop the run.
 
-Also decides whether an attempt rehearses a resume, and whether a rehearsal ends the run.
+The module also decides whether an attempt rehearses a resume, and whether a rehearsal ends the run.
 
-The module is pure. The reason for the order is that a kill at a bad moment, or a flipped bit in memory, does not happen
-twice in a row. If the resume from the older checkpoint is also broken, the fault is in the recipe, and another machine
-would not help.
+A kill at a bad moment, or a flipped bit in memory, does not happen twice in a row. If the resume from the older
+checkpoint is also broken, the fault is in the recipe, and another machine would not help. The module is pure.
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ from segue.spec import RunSpec
 SET_ASIDE = "resumes from it were broken, and one from an older checkpoint was not"
 """The reason that recovery gives when it quarantines a checkpoint.
 
-Logs of earlier versions contain this text, so do not change it.
+Logs of earlier versions contain the text of this reason, so do not change the text.
 """
 
 _TRIES_IN_PLACE = 2
 _MOST_SET_ASIDE = 3
-"""After this number of quarantined checkpoints, the fault is not in single checkpoints: every checkpoint is broken when
-it is made.
-"""
+"""Maximum number of quarantined checkpoints. If more resumes are broken, the cause is not in single checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +40,9 @@ class RecoveryStep:
 
 
 def next_recovery_step(history: History) -> RecoveryStep | None:
-    """Return where to resume after the newest resume was broken. Return None if nothing is left to try.
+    """Return the next recovery step after a broken resume, or None if no recovery step is left.
 
-    If the setup has changed, the resume is not tried again, because the setup would be the same.
+    If the setup has changed, segue does not try the resume again, because the setup would still differ.
     """
     broken = history.broken_resumes
     newest = broken[-1]
@@ -68,8 +65,7 @@ def next_recovery_step(history: History) -> RecoveryStep | None:
 
 
 def to_set_aside(history: History) -> Checkpoint | None:
-    """Return a checkpoint from which resumes were broken, although a later resume from an older checkpoint was not
-    broken.
+    """Return a checkpoint to quarantine: its resumes were broken, but a later resume from an older checkpoint was not.
     """
     for checkpoint in history.usable:
         verdicts = [entry.verdict.kind for entry in history.resumes if entry.parent == checkpoint.ref]
@@ -80,7 +76,7 @@ def to_set_aside(history: History) -> Checkpoint | None:
 
 
 def _after_last(history: History, checkpoint: Checkpoint) -> list[VerdictEntry]:
-    """Return the number of good resumes since the last resume from a checkpoint."""
+    """Return the verdicts after the last resume from a checkpoint."""
     last = max(number for number, entry in enumerate(history.resumes) if entry.parent == checkpoint.ref)
     good = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
     return [entry for entry in history.resumes[last + 1 :] if entry.verdict.kind in good]
@@ -91,11 +87,11 @@ def _what(entry: VerdictEntry) -> str:
 
 
 def is_rehearsal_due(spec: RunSpec, history: History, *, ranks: int) -> bool:
-    """Whether an attempt should rehearse.
+    """Whether an attempt should rehearse a resume.
 
-    It should if no resume of the run was replayed yet, by a rehearsal or by an attempt. Runs with several ranks do not
-    rehearse, because a rehearsal would need as many processes again. Programs do not rehearse either, because a second
-    process would repeat everything that the program does besides training.
+    The result is True if neither a rehearsal nor an attempt of the run has replayed a resume yet. Runs with several
+    ranks do not rehearse, because a rehearsal would need as many additional processes. Programs do not rehearse,
+    because a second process would repeat everything that the program does besides training.
     """
     continuity = spec.continuity
     if continuity.rehearsal == "off" or not continuity.witness_steps or ranks > 1 or spec.recipe is None:
@@ -106,8 +102,8 @@ def is_rehearsal_due(spec: RunSpec, history: History, *, ranks: int) -> bool:
 def verdict_to_stop(spec: RunSpec, history: History) -> Verdict | None:
     """Return the verdict of a rehearsal that ends the run.
 
-    Return None if the run may continue, or count as finished.
+    Return None if the run may continue or is finished.
     """
-    # A run that was started again rehearses again, unless no step is left to make.
+    # A run that a person started again rehearses again if a step is left.
     is_of_this_run = bool(history.drills) or history.is_committed(spec)
     return history.broken_drill if spec.continuity.rehearsal == "stop" and is_of_this_run else None

@@ -1,8 +1,8 @@
-"""Decides what the budget permits: how long an attempt and the run may take, and when no attempt can be paid any more.
+"""Decides how long an attempt and the run may take under the budget, and when the budget ends the run.
 
-The module is pure. The budget is a cap and takes precedence over the deadline. If on-demand cannot be paid to the end,
-it is not bought to meet the deadline, and the run continues on spot and ends late. The margin on the work counts as
-time and not as money.
+The budget is a cap and takes precedence over the deadline. If the budget does not pay for on-demand to the end, the run
+continues on spot and ends late. The margin on the remaining work is part of the time estimate, but not of the cost
+estimate. The module is pure.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ from segue.spec import RunSpec
 from segue.units import duration, money
 
 _SAVES_OF_AN_ATTEMPT = 3
-"""If an attempt cannot make this number of steps and saves after its start, the start is not worth its cost."""
+"""Least number of steps and saves that an attempt must be able to make, so that its start is worth the cost."""
 
 _END_SECONDS, _END_SHARE = 5.0, 0.05
-"""The time that is kept for the end of an attempt, after the attempt's last commit.
+"""Reserved time after the last commit for the end of an attempt, in seconds and as a share.
 
-The smaller of the seconds and the share counts.
+The smaller of the two values applies.
 """
 
 
 @dataclass(frozen=True)
 class Cap:
-    """One cap of the budget, and the money that was spent of it."""
+    """A cap of the budget, and the money spent under the cap."""
 
     limit: float
     spent: float
     whose: str
-    """Whose spending counts against the cap, in words."""
+    """Description of the runs whose spending the cap limits."""
     renewed_in_seconds: float | None = None
-    """Seconds until the spending of the cap starts again from zero. The value None means never."""
+    """Seconds until the spending under the cap restarts from zero. The value None means never."""
 
     @property
     def left(self) -> float:
         return self.limit - self.spent
 
     def affordable_seconds(self, price: float, *, start_cost: float = 0.0) -> float:
-        """Return the seconds for which a machine at this price per hour can be paid, after the cost of its start."""
+        """Return the seconds for which the cap pays for a machine at this price per hour, after the cost of its
+        start."""
         seconds = max(self.left - start_cost, 0.0) / price * HOUR
         if self.renewed_in_seconds is None or seconds < self.renewed_in_seconds:
             return seconds
@@ -60,7 +61,7 @@ class Purse:
 
     caps: tuple[Cap, ...]
     expected_cost: float | None
-    """The expected cost from now to the goal. The value is None while no step is measured."""
+    """The expected cost from now to the goal. The value is None if no step has been measured yet."""
     currency: str = ""
 
     @property
@@ -75,20 +76,20 @@ class Purse:
         return min(cap.affordable_seconds(price, start_cost=start_cost) for cap in self.caps)
 
     def numbers(self) -> dict[str, float]:
-        """The numbers of the budget for a decision."""
+        """The numbers of the budget that a decision records."""
         expected = {} if self.expected_cost is None else {"expected_cost": round(self.expected_cost, 6)}
         return {"budget_left": round(self.left, 6)} | expected
 
     def in_words(self) -> str:
-        """The amount that was spent, and the cap that limits the amount."""
+        """The spent amount and its cap, in words."""
         cap = self.tightest
         limit = money(cap.limit, self.currency)
         return f"{money(cap.spent, self.currency)} of {limit} for {cap.whose} are spent"
 
     def shortage(self) -> str:
-        """The expected cost of the rest, and the money left for the rest.
+        """Describes the expected cost of the rest of the run, and the money left for it.
 
-        The text is empty while the expected cost is not known.
+        The text is empty if the expected cost is not known yet.
         """
         if self.expected_cost is None:
             return ""
@@ -99,13 +100,13 @@ class Purse:
 
 
 def purse_of(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> Purse | None:
-    """Return the money that the budget of a run leaves now. Return None if the run has no budget."""
+    """Return the caps of a run's budget and the expected cost, or None if the run has no budget."""
     caps = caps_of(spec, history, now=now)
     return Purse(caps, expected_cost(spec, history, here, now=now), spec.pools.currency) if caps else None
 
 
 def caps_of(spec: RunSpec, history: History, *, now: datetime, live_seconds: float = 0.0) -> tuple[Cap, ...]:
-    """Return the caps of a run's budget and the money spent of each cap. The result is empty if the run has no budget.
+    """Return the caps of a run's budget with the money spent. The result is empty if the run has no budget.
 
     `live_seconds` is the number of seconds for which an attempt without a report has had its machine.
     """
@@ -125,10 +126,10 @@ def caps_of(spec: RunSpec, history: History, *, now: datetime, live_seconds: flo
 
 
 def expected_cost(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> float | None:
-    """Return the expected cost of the rest of the run. Return None while no step is measured.
+    """Return the expected cost of the rest of the run, or None if no step has been measured yet.
 
-    With a deadline, the cost is the mean that PLAN expects over the possible futures of spot, whichever policy decides.
-    Without a deadline, it is the cost of spot, including the starts and the lost work that preemptions cost.
+    With a deadline, the cost is the mean that PLAN expects over the possible futures of spot, even if another policy
+    decides. Without a deadline, it is the cost of spot, including starts and lost work after preemptions.
     """
     if here.work_seconds is None:
         return None
@@ -147,7 +148,7 @@ def reason_to_end(
 ) -> str | None:
     """Return the reason why the budget ends the run now.
 
-    Return None if the budget pays for one more attempt at this price per hour, and for the data of its start.
+    Return None if the budget pays for another attempt at this price per hour, and for the data of its start.
     """
     if not spec.budget.is_cap:
         return None
@@ -164,7 +165,7 @@ def reason_to_end(
 
 
 def time_left_seconds(spec: RunSpec, history: History, *, now: datetime) -> float:
-    """Return the seconds until `budget.max_hours` ends the run. The value is infinite without this limit."""
+    """Return the seconds until `budget.max_hours` ends the run, or infinity without `budget.max_hours`."""
     if spec.budget.max_hours is None:
         return math.inf
     first = next((entry.written_at for entry in history.decisions if entry.action != "import"), now)
@@ -172,7 +173,7 @@ def time_left_seconds(spec: RunSpec, history: History, *, now: datetime) -> floa
 
 
 def reason_out_of_time(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> str | None:
-    """Return the reason why `budget.max_hours` ends the run now. Return None if there is time for one more attempt."""
+    """Return the reason why `budget.max_hours` ends the run now, or None if time is left for another attempt."""
     needed, left = _needed_seconds(spec, history, here), time_left_seconds(spec, history, now=now)
     if left > needed + here.answer_seconds:
         return None
@@ -183,7 +184,7 @@ def reason_out_of_time(spec: RunSpec, history: History, here: Situation, *, now:
 
 
 def warning_of(spec: RunSpec, purse: Purse) -> str:
-    """Return the problem of a budget with which the run nevertheless continues.
+    """Return a warning about the budget of a run that continues.
 
     The text is empty if there is no problem.
     """
@@ -196,9 +197,9 @@ def warning_of(spec: RunSpec, purse: Purse) -> str:
 
 
 def forbids_on_demand(spec: RunSpec, history: History, here: Situation, purse: Purse) -> bool:
-    """Whether the rest of the run cannot be paid if it uses on-demand now.
+    """Whether the budget does not pay for the rest of the run on on-demand.
 
-    If so, neither the deadline nor a long wait for spot is a reason to buy on-demand.
+    If the result is True, the run does not use on-demand for its deadline or after a long wait for spot.
     """
     if not spec.budget.is_cap:
         return False
@@ -208,13 +209,13 @@ def forbids_on_demand(spec: RunSpec, history: History, here: Situation, purse: P
 
 
 def on_demand_shortage(spec: RunSpec, history: History, here: Situation, purse: Purse) -> str:
-    """The cost of the rest of the run on on-demand, and the money left for the rest."""
+    """Describe the cost of the rest of the run on on-demand, and the money left for it."""
     alone = purse.money(_cost_alone(spec, history, here))
     return f"the rest on on-demand costs {alone}, and {purse.money(purse.left)} are left"
 
 
 def without_deadline(spec: RunSpec, here: Situation) -> tuple[RunSpec, Situation]:
-    """Return the situation of the same run if it had no deadline and no limit of the wait for spot."""
+    """Return the run spec and the situation without the deadline and without the limit of the wait for spot."""
     policy = spec.policy.model_copy(update={"max_wait_seconds": None})
     free = spec.model_copy(update={"deadline": None, "policy": policy})
     return free, replace(here, remaining_seconds=None, probe_seconds=None)
@@ -223,24 +224,25 @@ def without_deadline(spec: RunSpec, here: Situation) -> tuple[RunSpec, Situation
 def bound_seconds(
     spec: RunSpec, purse: Purse | None, *, price: float, start_cost: float, history: History, now: datetime
 ) -> float | None:
-    """Return the seconds that an attempt at this price per hour may run, even if its parent dies.
+    """Return the seconds that an attempt at this price per hour may run, even if its parent flow run dies.
 
-    None means that the budget does not limit the attempt.
+    Return None if the budget does not limit the attempt.
     """
     seconds = time_left_seconds(spec, history, now=now)
     if purse is not None and spec.budget.is_cap:
         seconds = min(seconds, purse.affordable_seconds(price, start_cost=start_cost))
-    # An attempt commits before its bound; its report and the end of its process come after that.
+    # An attempt commits before its bound. The report and the end of the process come after the bound.
     return seconds - min(_END_SECONDS, _END_SHARE * seconds) if seconds < math.inf else None
 
 
 def affordable_pools(
     spec: RunSpec, history: History, here: Situation, purse: Purse | None, pool: PoolChoice, *, now: datetime
 ) -> PoolChoice:
-    """Return the choice, with one pool alone if the budget may not pay for the rest of the run on the dearest pool and
-    for a boot on each of the other pools.
+    """Limit the choice to one pool if the budget may not pay for requests on several pools.
 
-    The one pool is chosen as if each pool were judged for itself, so that a pool without capacity comes last.
+    Requests on several pools may cost the rest of the run on the dearest pool, and a boot on each other pool.
+
+    The choice of the single pool compares the pools separately, so that a pool without capacity comes last.
     """
     if purse is None or not spec.budget.is_cap or not pool.requests:
         return pool
@@ -261,7 +263,7 @@ def _cost_alone(spec: RunSpec, history: History, here: Situation) -> float:
 
 
 def _work_seconds(spec: RunSpec, here: Situation) -> float:
-    """Return the seconds of work that are expected, without the margin of the deadline."""
+    """Return the expected seconds of remaining work, without the margin for the deadline."""
     return (here.work_seconds or 0.0) / (1 + spec.policy.margin_share)
 
 
@@ -275,7 +277,7 @@ def _plan_share(spec: RunSpec, history: History, here: Situation, *, now: dateti
 
 
 def _was_admitted(history: History) -> bool:
-    """Whether an attempt was bought since the run was last started, while the expected cost was known."""
+    """Whether the run has started an attempt with a known expected cost since a person last started the run."""
     since = takewhile(lambda entry: entry.plan is not None, reversed(history.decisions))
     return any("expected_cost" in entry.numbers for entry in since)
 

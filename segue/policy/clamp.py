@@ -1,6 +1,6 @@
-"""The safety clamp works outside every policy.
+"""Implements the safety clamp, which checks the decisions of every policy.
 
-It permits spot only if the run meets the deadline even in the worst case. The module is pure.
+The clamp permits spot only if the run meets the deadline even in the worst case. The module is pure.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def permits(slack: Floats, *, risk_seconds: Floats, on_demand_seconds: Floats) -> Flags:
     """Whether on-demand still meets the deadline after the worst case until the next decision.
 
-    The function works element by element on arrays. `risk_seconds` is the slack in seconds that can be lost until the
-    next decision. It is the time in which nothing was committed.
+    The function works element by element on arrays. `risk_seconds` is the slack in seconds that the run can lose until
+    the next decision, because nothing is committed.
     """
     return slack - risk_seconds >= on_demand_seconds - 1e-6
 
@@ -30,20 +30,20 @@ def permits(slack: Floats, *, risk_seconds: Floats, on_demand_seconds: Floats) -
 def is_hopeless(job: Job, *, pace: float = 1.0) -> bool:
     """Whether the run may miss the deadline even if it uses on-demand from the start.
 
-    `pace` is the seconds of work done per second.
+    `pace` is the number of seconds of work that the run does per second.
     """
     return job.total_seconds < job.changeover_seconds + job.work_seconds / pace
 
 
 def needed_for_spot_seconds(now: Situation) -> float | None:
-    """Return the least remaining time in seconds at which one more spot attempt is permitted.
+    """Return the least remaining time in seconds at which the clamp permits another spot attempt.
 
-    Return None while no rate is measured. In the worst case, the attempt first boots (d) and works until just before
-    its next commit (at risk). The attempt is then recalled, dies silently before its last save is committed (answer),
-    and the death is noticed late (detection). After that, the run waits for on-demand (queue, and the crowd that leaves
-    spot), on-demand boots (d, with a margin), and on-demand does all of the work (C). While an attempt commits in time,
-    the remaining time and the remaining work fall together. A condition that was true at the attempt's start is
-    therefore true until its end.
+    Return None if no rate has been measured yet. In the worst case, the attempt first boots (d) and works until just
+    before its next commit (at risk). The controller then recalls the attempt, which dies silently before it commits its
+    last save (answer). The controller notices the death late (detection). After that, the run waits for on-demand
+    (queue, and other runs that leave spot), on-demand boots (d, with a margin), and on-demand does all of the work (C).
+    While an attempt commits in time, remaining time and remaining work decrease at the same rate. A condition that was
+    true at the attempt's start is therefore true until its end.
     """
     if now.work_seconds is None:
         return None
@@ -52,11 +52,10 @@ def needed_for_spot_seconds(now: Situation) -> float | None:
 
 
 def permits_spot(now: Situation) -> bool:
-    """Whether one more spot attempt is safe. Without a deadline, every spot attempt is safe.
+    """Whether another spot attempt is safe. Without a deadline, every spot attempt is safe.
 
-    While no rate is measured, the clamp cannot promise that the deadline is met. Probes may measure nothing, because no
-    capacity comes or because the probes die early. Such probes may use at most `policy.probe_share` of the remaining
-    time.
+    Without a measured rate, the clamp cannot guarantee the deadline. Probes may measure nothing, because they get no
+    capacity or die early. Probes may therefore use at most `policy.probe_share` of the remaining time.
     """
     if now.remaining_seconds is None:
         return True
@@ -69,9 +68,9 @@ def permits_spot(now: Situation) -> bool:
 def longest_wait_seconds(now: Situation) -> float | None:
     """Return the seconds that a spot attempt may wait for capacity, from the decision to the claim.
 
-    Return None without a deadline. The clamp already counts one changeover for the attempt. The attempt may therefore
-    wait for the changeover plus the time that the clamp leaves over. If an attempt claims the run at the end of this
-    wait and then also needs long to make its first step, the attempt has to be recalled.
+    Return None without a deadline. The worst case of the clamp already includes a changeover for the attempt. The
+    attempt may therefore wait for this changeover and the slack that the clamp does not need. If the attempt claims the
+    run at the end of the wait and then starts slowly, the controller has to recall the attempt.
     """
     if now.remaining_seconds is None:
         return None
@@ -83,7 +82,7 @@ def longest_wait_seconds(now: Situation) -> float | None:
 def seconds_to_claim(now: Situation) -> float | None:
     """Return the seconds until a waiting spot attempt must have claimed the run.
 
-    The value is below 0 if this moment has passed. The value is None without a deadline, and while no rate is measured.
+    The value is negative if this moment has passed. The value is None without a deadline or without a measured rate.
     """
     needed = needed_for_spot_seconds(now)
     if needed is None or now.remaining_seconds is None:
@@ -92,11 +91,10 @@ def seconds_to_claim(now: Situation) -> float | None:
 
 
 def crowd_seconds(now: Situation, queues: Queues, *, at: datetime) -> float:
-    """Return the additional seconds that a run waits for on-demand after it gives up spot, because runs before this run
-    also give up spot.
+    """Return the additional wait in seconds for on-demand that other runs cause by also giving up spot.
 
-    The value is 0 without a deadline, and while no rate is measured. The additional wait for on-demand does not become
-    shorter if other runs already wait for on-demand.
+    Only runs before this run in the queue of spot count. The value is 0 without a deadline or without a measured rate.
+    The additional wait does not become shorter if other runs already wait for on-demand.
     """
     if now.work_seconds is None:
         return 0.0
@@ -110,10 +108,9 @@ def is_behind_others(now: Situation) -> bool:
 
 
 def spare_on_spot_seconds(now: Situation) -> float | None:
-    """Return the seconds that spot without a preemption has to spare, for a run that misses the deadline on on-demand
-    because of the runs before it in the queue.
+    """Return the slack in seconds on spot without a preemption, if on-demand misses the deadline because of its queue.
 
-    The value is None if on-demand meets the deadline. The value is below 0 if spot is also late, or if no rate is
+    The value is None if on-demand meets the deadline. The value is negative if spot is also late or no rate has been
     measured.
     """
     if now.remaining_seconds is None or not is_behind_others(now):
@@ -127,18 +124,18 @@ def must_recall(now: Situation) -> bool:
     """Whether a running spot attempt has to commit and stop now, so that on-demand still meets the deadline.
 
     `now.work_seconds` counts from the newest commit of the attempt. In the worst case, the attempt dies at this moment
-    and its death is noticed late. The worst case takes too long if the attempt started late, if commits fail, or if
-    steps are slower than measured. An attempt is not recalled if on-demand would only wait behind other runs until the
-    deadline is missed.
+    and the controller notices its death late. The worst case takes too long if the attempt started late, if commits
+    fail, or if steps are slower than measured. The result is False if on-demand would only wait behind other runs until
+    the deadline has passed.
     """
     left = seconds_to_recall(now)
     return left is not None and left < 0 and not is_behind_others(now)
 
 
 def seconds_to_recall(now: Situation) -> float | None:
-    """Return the seconds until a running spot attempt must be recalled if it commits nothing in this time.
+    """Return the seconds after which the controller must recall a running spot attempt without a new commit.
 
-    None means that the attempt never has to be recalled.
+    Return None if the controller never has to recall the attempt.
     """
     if now.work_seconds is None or now.remaining_seconds is None:
         return None
@@ -146,9 +143,9 @@ def seconds_to_recall(now: Situation) -> float | None:
 
 
 def is_late(now: Situation, *, in_seconds: float = 0.0) -> bool:
-    """Whether the run misses the deadline even if it uses on-demand from now on, or from soon on.
+    """Whether the run misses the deadline even if it uses on-demand from `in_seconds` from now on.
 
-    If no rate is measured, the work counts as none.
+    If no rate has been measured, the function assumes that no work remains.
     """
     if now.remaining_seconds is None:
         return False

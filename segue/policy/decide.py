@@ -42,14 +42,14 @@ _NOTHING_LEFT = (
 
 @dataclass(frozen=True)
 class Decision:
-    """The next action, the reason for the action, and the numbers on which it is based."""
+    """The next action, the reason for the action, and the numbers behind the decision."""
 
     action: Action
     reason: str
     plan: SegmentPlan | None = None
     numbers: dict[str, float] = field(default_factory=dict)
     warning: str = ""
-    """The problem with which the run nevertheless continues. The reason also contains this problem."""
+    """A problem in spite of which the run continues. The reason also contains the problem."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class _Choice:
     capacity: Capacity
     why: str
     pool: PoolChoice
-    """The spot pool that was chosen, even if on-demand was chosen for the attempt."""
+    """The chosen spot pool, even if the attempt runs on on-demand."""
     ahead: Outlook | None = None
     handover: HandoverEntry | None = None
 
@@ -68,12 +68,12 @@ class _Choice:
 
     @property
     def wanted_seconds(self) -> float | None:
-        """The wait for capacity that the policy wants. The value is None if the policy has no limit."""
+        """The longest wait for capacity that the policy wants, or None if the policy has no limit."""
         return None if self.ahead is None else self.ahead.waits_seconds
 
     @property
     def requests(self) -> tuple[PoolRequest, ...]:
-        """The requests for the attempt, if it is requested on several pools."""
+        """The requests for the attempt on several pools. The tuple is empty for a request on one pool."""
         return self.pool.requests if self.capacity is Capacity.SPOT else ()
 
 
@@ -102,7 +102,7 @@ def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | N
     start_cost = _read_cost(spec, history, chosen)
     most = budget_cap.bound_seconds(spec, purse, price=price, start_cost=start_cost, history=history, now=now)
     plan, reasons = _planned(spec, history, here, chosen, most, now=now)
-    # If the deadline was given up, the reason already names the money.
+    # If the run gave up the deadline, the reason already names the money.
     money = budget_cap.warning_of(spec, purse) if purse is not None and spec is asked else ""
     reason = "; ".join(part for part in (*reasons, money) if part)
     warning = "; ".join(part for part in (refusals.warning_of(history), money) if part)
@@ -128,7 +128,7 @@ def _choose(spec: RunSpec, history: History, here: Situation, now: datetime) -> 
 
 
 def _read_cost(spec: RunSpec, history: History, chosen: _Choice) -> float:
-    """Return the money for the checkpoint that the next attempt reads, on the dearest pool on which it is requested."""
+    """Return the highest cost of the checkpoint that the next attempt reads, over the requested pools."""
     names = {chosen.deployment(spec), *(each.deployment for each in chosen.requests)}
     return max(read_cost(spec.pools, history, chosen.capacity, name) for name in names)
 
@@ -136,9 +136,9 @@ def _read_cost(spec: RunSpec, history: History, chosen: _Choice) -> float:
 def _affordable(
     spec: RunSpec, history: History, here: Situation, chosen: _Choice, purse: budget_cap.Purse, *, now: datetime
 ) -> tuple[RunSpec, Situation, _Choice]:
-    """Return the choice.
+    """Replace on-demand with spot in the choice, if the budget does not pay for on-demand.
 
-    If the deadline or a long wait is the only reason for on-demand beyond the budget, choose spot nevertheless.
+    The function replaces on-demand only if its reason is the deadline or a long wait.
     """
     if chosen.capacity is Capacity.SPOT or not budget_cap.forbids_on_demand(spec, history, here, purse):
         return spec, here, chosen
@@ -158,7 +158,7 @@ def _affordable(
 def _planned(
     spec: RunSpec, history: History, here: Situation, chosen: _Choice, most_seconds: float | None, *, now: datetime
 ) -> tuple[SegmentPlan, tuple[str, ...]]:
-    """Return the plan of the next attempt, whose budget pays for `most_seconds`, and the parts of its reason."""
+    """Return the plan of the next attempt, and the parts of its reason. The budget pays for `most_seconds`."""
     capacity, back = chosen.capacity, chosen.handover
     recovery = next_recovery_step(history) if history.broken_resumes else None
     source = recovery.take if recovery else history.newest
@@ -192,12 +192,12 @@ def _planned(
         stop_at_epoch=end.epoch,
         start_within_seconds=None if wait is None else wait + delay,
         skips=skips,
-        # A request that never gives up must not wait for ever for another node.
+        # A request without a capacity timeout must not wait for ever for another node.
         avoided_nodes=() if wait is None else avoided_nodes(spec, history, now=now),
         standby=back.standby if back else None,
         delay_seconds=delay,
         pools=() if wait is None or is_last_resort else chosen.pool.requests_within(wait - here.changeover_seconds),
-        # Nothing follows an end for lack of money. A job's nodes are given back with its end.
+        # No attempt follows if the money has run out. The end of a job releases its nodes.
         keeps_machine=not spec.trains_elsewhere
         and (end._replace(seconds=None) if is_money_short else end) != PlannedEnd(),
     )
@@ -237,7 +237,7 @@ def _is_over(spec: RunSpec, history: History) -> Decision | None:
 
 
 def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[Capacity, str] | None:
-    """Return the capacity if the policy has no choice, with the reason. Return None if the policy has a choice."""
+    """Return the capacity and the reason if only one capacity is possible, or None if the policy has a choice."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
     retry = failure_classes.retry_reason(spec, history)
     if last is not None and retry is not None:
@@ -299,12 +299,13 @@ def _expects(spec: RunSpec, ahead: Outlook) -> str:
 
 
 def numbers_of_next(history: History, *, parent: CheckpointRef | None) -> tuple[int, int]:
-    """Return segment and attempt of the next plan from a parent. No two plans of a run have the same numbers."""
+    """Return the segment and attempt number of the next plan. Each plan of a run has its own pair of numbers."""
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     if not plans:
         return 0, 1
     last = plans[-1]
-    # A new attempt starts from the same parent; a new segment from another one, older only after damage.
+    # A new attempt starts from the same parent. A new segment starts from another checkpoint, which is older only after
+    # damage.
     return (last.segment, last.attempt + 1) if parent == last.parent else (last.segment + 1, 1)
 
 

@@ -1,9 +1,8 @@
 """Estimates a run's speed, changeovers and saves from the measurements of the run's own attempts. The module is pure.
 
 A usual value is the median over the newest attempts. One slow disk, queue or batch therefore does not change the choice
-of a policy. The deadline does not depend on medians. The clamp counts the longest of the newest changeovers, and adds a
-margin to the changeover to on-demand. The clamp also counts the slower of two paces: the pace of all attempts and the
-pace of attempts on on-demand.
+of a policy. The clamp does not use medians. The clamp uses the longest of the newest changeovers, and adds a margin to
+the changeover to on-demand. For the seconds per step, it uses the slower of all attempts and the attempts on on-demand.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from segue.runlog.history import Attempt, History
 from segue.spec import RunSpec
 
 _LONGEST_OF, _USUAL_OF = 3, 5
-"""Numbers of newest attempts that count: the first for the longest changeover, the second for the usual values."""
+"""Numbers of newest attempts in the longest changeover (first number) and in the usual values (second number)."""
 _ENOUGH_STEPS, _ENOUGH_SECONDS = 5, 300.0
-"""The measured rate replaces the prior only after more steps than this, or more seconds in steps, were measured."""
+"""Least number of measured steps, or of measured seconds, at which the measured rate replaces the prior."""
 _MOST_BY_OTHERS = 5.0
-"""The longest boot of other runs that counts, as a multiple of the changeover in the run spec."""
+"""Upper limit of the boots of other runs, as a multiple of the changeover in the run spec."""
 UNSEEN_START_FACTOR, SEEN_START_FACTOR = 1.5, 1.1
-"""Factors by which a machine of on-demand may start slower than expected.
+"""Factors by which an on-demand machine may start slower than expected.
 
-The first factor applies until this run has seen a start of on-demand, the second factor applies afterwards.
+The first factor applies until the run has observed a start of on-demand, and the second factor applies afterwards.
 """
 
 
@@ -39,46 +38,42 @@ class Situation:
     remaining_seconds: float | None
     """Seconds until the deadline (R). The value is None if the run has no deadline."""
     work_seconds: float | None
-    """Seconds of work that the run still needs at the measured rate (C), overestimated by the margin.
+    """Seconds of work that the run still needs at the measured rate (C), including the margin.
 
-    The value is None while no rate is measured.
+    The value is None if no rate has been measured yet.
     """
     changeover_seconds: float
     """Longest time in seconds from the end of one segment to the first new step of the next segment (d)."""
     at_risk_seconds: float
-    """Seconds of work that one kill can lose at most. This is the time between two commits."""
+    """Seconds of work that a kill can lose at most: the time between two commits."""
     detection_seconds: float
     """Longest time in seconds until the controller notices that an attempt died silently."""
     answer_seconds: float = 0.0
-    """Longest time in seconds from a recall to the safe point at which the attempt stops, including the attempt's last
-    save at that safe point.
-    """
+    """Longest time in seconds from a recall to the end of the attempt's last save."""
     probe_seconds: float | None = None
-    """Seconds that probes may still use while no rate is measured. The value is None if the run has no deadline."""
+    """Seconds that probes may still use until a rate is measured. The value is None if the run has no deadline."""
     usual_changeover_seconds: float | None = None
-    """The usual changeover in seconds, for expectations.
+    """The usual changeover in seconds, from which policies compute expected costs.
 
-    The value None means that the usual changeover is as long as the longest.
+    The value None means that the usual changeover equals the longest changeover.
     """
     on_demand_changeover_seconds: float | None = None
     """Longest time in seconds from the end of a segment to the first new step on on-demand, with a margin.
 
-    The value None means that there is no margin.
+    The value None means that the changeover to on-demand has no margin.
     """
     save_seconds: float | None = None
-    """The usual time in seconds from a snapshot to its commit. The value is None while no save is measured."""
+    """The usual time in seconds from a snapshot to its commit. The value is None if no save has been measured yet."""
     on_demand_queue_seconds: float = 0.0
-    """Seconds that this run waits for on-demand, because other runs have the slots of on-demand."""
+    """Seconds that this run waits for a slot of on-demand, because other runs use the slots."""
     spot_queue_seconds: float = 0.0
-    """Seconds that this run waits for a slot of spot, because other runs have the slots of spot."""
+    """Seconds that this run waits for a slot of spot, because other runs use the slots."""
     crowd_seconds: float = 0.0
-    """Additional seconds that this run waits for on-demand after it gives up spot, because runs before this run also
-    give up spot.
-    """
+    """Additional wait in seconds for on-demand that other runs cause by also giving up spot."""
 
     @property
     def expected_changeover_seconds(self) -> float:
-        """The changeover in seconds that a policy expects. The clamp counts with the longest changeover instead."""
+        """The changeover in seconds that a policy expects. The clamp uses the longest changeover instead."""
         usual = self.usual_changeover_seconds
         return self.changeover_seconds if usual is None else usual
 
@@ -86,7 +81,7 @@ class Situation:
     def to_on_demand_seconds(self) -> float:
         """The longest changeover to on-demand in seconds.
 
-        The clamp uses this value to decide whether it permits spot.
+        The clamp uses the changeover to on-demand to decide whether it permits spot.
         """
         longest = self.on_demand_changeover_seconds
         return self.changeover_seconds if longest is None else longest
@@ -109,8 +104,8 @@ def situation(
 ) -> Situation:
     """Return the situation of the run at the time `now`.
 
-    If `slowest_step_seconds` is given and larger than the estimate, it replaces the estimated seconds per step. If the
-    wait for a slot of on-demand is not given, the wait of the newest decision is used.
+    The seconds per step are at least `slowest_step_seconds`, if given. If the wait for a slot of on-demand is not
+    given, the function uses the wait of the newest decision.
     """
     if on_demand_queue_seconds is None:
         newest = history.decisions[-1].numbers if history.decisions else {}
@@ -126,8 +121,8 @@ def situation(
         changeover_seconds=measured.changeover_seconds,
         at_risk_seconds=at_risk_seconds(spec, rate, save_seconds=save),
         detection_seconds=detection_seconds(spec),
-        # An attempt reads a recall with each heartbeat, stops between two steps, and saves once more. That save comes
-        # after the save at risk, which was not committed yet when the recall came.
+        # An attempt reads a recall with each heartbeat, stops between two steps, and saves once more. The last save
+        # comes after the save at risk, which was not committed yet when the recall came.
         answer_seconds=spec.liveness.heartbeat_seconds + (rate or 0.0) + (save or 0.0),
         probe_seconds=_probe_seconds(spec, measured.begun_at or now, now=now),
         usual_changeover_seconds=measured.usual_changeover_seconds,
@@ -139,7 +134,7 @@ def situation(
 
 @dataclass(frozen=True)
 class _Measured:
-    """The part of a situation that stays the same while time passes."""
+    """The numbers of a situation that do not depend on the current time."""
 
     step_seconds: float | None
     save_seconds: float | None
@@ -161,13 +156,14 @@ def _measured(spec: RunSpec, history: History) -> _Measured:
 
 
 def step_seconds(spec: RunSpec, history: History) -> float | None:
-    """Seconds per step, including saves.
+    """Return the seconds per step, including saves.
 
-    The value is the newest attempts' median, weighted by steps, or the prior until enough steps are measured.
+    The value is the median of the newest attempts, weighted by steps. Until enough steps are measured, the value is the
+    prior.
 
-    The reports do not count each attempt's first step, because the first step includes allocations and compilation. If
-    on-demand was slower than the median, the median of on-demand counts, because in the worst case the remaining work
-    is done on on-demand.
+    The measurements omit each attempt's first step, because the first step includes allocations and compilation. If
+    on-demand was slower than the median, the value is the median of on-demand. In the worst case, on-demand does the
+    remaining work.
     """
     measured = [report for report in history.last_reports() if report.train_steps > 0]
     steps, seconds = (sum(getattr(r, name) for r in measured) for name in ("train_steps", "train_seconds"))
@@ -179,24 +175,25 @@ def step_seconds(spec: RunSpec, history: History) -> float | None:
 
 
 def changeover_seconds(spec: RunSpec, history: History) -> float:
-    """The longest of the newest changeovers in seconds, but never less than the prior, because on-demand may boot
-    slower than spot did.
+    """Return the longest of the newest changeovers in seconds, or the prior if the prior is longer.
 
-    The waits for spot are included in a changeover. It is not known how much of the time until a claim was a wait, and
-    on-demand may take as long as spot.
+    The prior is a lower limit, because on-demand may boot slower than spot did.
+
+    A changeover includes the wait for spot, because the wait and the boot cannot be told apart, and on-demand may take
+    as long as spot.
     """
     return max([spec.policy.changeover_seconds, *_newest_changeovers(history)])
 
 
 def on_demand_changeover_seconds(spec: RunSpec, history: History) -> float:
-    """The longest changeover to on-demand in seconds, with a margin.
+    """Return the longest changeover to on-demand in seconds, with a margin.
 
-    The margin is needed because the deadline relies on this changeover, which may be only a guess.
+    The deadline needs the margin, because the changeover to on-demand may be only a guess.
 
-    While the run has seen no start of on-demand, the changeover counts as 1.5 times the usual changeover, and as at
-    least 1.1 times the changeover of the slowest machine that other runs of the store have waited for. After the run
-    has seen a start of on-demand, the changeover counts as 1.1 times the longest of the newest starts of on-demand. The
-    changeover to on-demand is never shorter than the longest of the newest changeovers.
+    Until the run has observed a start of on-demand, the result is 1.5 times the usual changeover. It is then at least
+    1.1 times the longest changeover that other runs of the store have observed. After a start of on-demand, the result
+    is 1.1 times the longest of the newest starts of on-demand. The result is never shorter than the longest of the
+    newest changeovers.
     """
     seen = _newest_changeovers(history, Capacity.ON_DEMAND)
     if seen:
@@ -205,18 +202,18 @@ def on_demand_changeover_seconds(spec: RunSpec, history: History) -> float:
         expected = UNSEEN_START_FACTOR * max(spec.policy.changeover_seconds, usual_changeover_seconds(spec, history))
         by_others = [start.seconds for start in history.seen_pools.starts if start.pool == spec.pools.on_demand]
         own = max((report.startup_seconds for report in history.last_reports()), default=0.0)
-        # One start that waited for a worker all night must not keep all later runs from spot.
+        # A single start that waited for a worker all night must not prevent later runs from using spot.
         longest = min(max(by_others, default=0.0), _MOST_BY_OTHERS * spec.policy.changeover_seconds)
         expected = max(expected, SEEN_START_FACTOR * (longest + own))
     return max(expected, changeover_seconds(spec, history))
 
 
 def usual_changeover_seconds(spec: RunSpec, history: History) -> float:
-    """The median of the newest changeovers and the prior.
+    """Return the median of the newest changeovers and the prior.
 
-    A spot attempt may have waited for capacity, and a wait for capacity is not part of a changeover. Therefore a spot
-    attempt counts with its own startup time after the shortest time until a claim of any attempt. If its whole time is
-    within the prior, it counts with its whole time.
+    The median must not include the wait of a spot attempt for capacity. The changeover of a spot attempt is therefore
+    its own startup time plus the shortest time to a claim of any attempt. If the whole time of a spot attempt is within
+    the prior, its changeover is the whole time.
     """
     prior = spec.policy.changeover_seconds
     to_claims = [to_claim_seconds(attempt.claim, history) for attempt in history.attempts]
@@ -231,20 +228,20 @@ def usual_changeover_seconds(spec: RunSpec, history: History) -> float:
 
 
 def save_seconds(history: History) -> float | None:
-    """The time in seconds from a snapshot to its commit.
+    """Return the time in seconds from a snapshot to its commit.
 
-    The value is the median of the newest attempts that measured this time, or None if no attempt measured it.
+    The value is the median of the newest attempts with a measurement, or None if no attempt has one.
     """
     seen = [report.save_seconds for report in history.last_reports() if report.save_seconds is not None]
     return median(seen[-_USUAL_OF:]) if seen else None
 
 
 def at_risk_seconds(spec: RunSpec, rate: float | None, *, save_seconds: float | None = None) -> float:
-    """The longest time in seconds between two commits. If commits are set by steps, the value needs a measured rate."""
+    """Return the longest time in seconds between two commits. For commits by steps, the value needs a measured rate."""
     cadence, step, save = spec.checkpoints, rate or 0.0, save_seconds or 0.0
     if cadence.every_seconds is None and cadence.every_steps is None:
         save = 0.0  # The measured save interval already subtracts it.
-    # A save waits for the end of the step in which it is due, and the first one for the end of the replay.
+    # A save waits for the end of the step in which it is due. The first save waits for the end of the replay.
     by_time = cadence.longest_seconds + step + save if cadence.longest_seconds is not None else None
     by_steps = cadence.every_steps * step + save if cadence.every_steps is not None and rate is not None else None
     between = min((seconds for seconds in (by_time, by_steps) if seconds is not None), default=0.0)
@@ -252,8 +249,9 @@ def at_risk_seconds(spec: RunSpec, rate: float | None, *, save_seconds: float | 
 
 
 def detection_seconds(spec: RunSpec) -> float:
-    """The longest time in seconds until a silent death is noticed: the heartbeat timeout, plus one heartbeat or one
-    check of the heartbeat.
+    """Return the longest time in seconds until the controller notices a silent death.
+
+    The time is the heartbeat timeout, plus one heartbeat or one check of the heartbeat.
     """
     if spec.policy.detection_seconds is not None:
         return spec.policy.detection_seconds
@@ -274,9 +272,9 @@ def _probe_seconds(spec: RunSpec, begun: datetime, *, now: datetime) -> float | 
 
 
 def _median_pace(reports: list[SegmentReport]) -> float:
-    """Return the pace at which half of the steps were done.
+    """Return the median of the seconds per step, weighted by steps.
 
-    If no attempt has exactly this pace, return the next slower pace.
+    If the median is between two attempts, return the slower value.
     """
     paces = sorted((report.train_seconds / report.train_steps, report.train_steps) for report in reports)
     done = list(accumulate(steps for _, steps in paces))
@@ -284,12 +282,12 @@ def _median_pace(reports: list[SegmentReport]) -> float:
 
 
 def _newest_changeovers(history: History, capacity: Capacity | None = None) -> list[float]:
-    """Return the newest changeovers, and the newest changeovers that began with a new machine.
+    """Return the newest changeovers, including the newest changeovers with a new machine.
 
-    An attempt after a planned end keeps its machine, so its changeover does not begin with a new machine.
+    An attempt after a planned end keeps its machine.
 
-    The next new machine is expected to start as slowly as the earlier new machines, even if a run has often continued
-    on the same machine.
+    The next new machine may start as slowly as the earlier new machines, even if the run has often kept its machine
+    since then.
     """
     attempts = history.attempts
     before = (None, *attempts)[: len(attempts)]
@@ -301,19 +299,19 @@ def _newest_changeovers(history: History, capacity: Capacity | None = None) -> l
 
 
 def keeps_machine_of(before: Attempt | None, attempt: Attempt, *, history: History) -> bool:
-    """Whether an attempt continues on the machine of the attempt before, after a planned end."""
+    """Whether an attempt continues on the machine of the previous attempt after a planned end."""
     if before is None or before.report is None or before.report.stop_reason is not StopReason.BOUND:
         return False
     decided = history.decision_of(before.claim.segment, before.claim.attempt)
     plan = decided.plan if decided is not None else None
     if plan is None or not plan.keeps_machine or plan.capacity is not attempt.claim.capacity:
         return False
-    # If the machine was gone by then, its attempt ended without a claim, and this one is a later one.
+    # If the machine was gone, its attempt ended without a claim, and this attempt is a later attempt.
     return attempt.claim.attempt == 1 and attempt.claim.host == before.claim.host
 
 
 def _changeover_of(attempt: Attempt, history: History) -> float | None:
-    """Return the seconds from the decision to the first new step. Return None for an attempt without a new step."""
+    """Return the seconds from the decision to the first new step, or None for an attempt without a new step."""
     report = attempt.report
     if report is None or report.train_steps == 0:
         return None
@@ -321,8 +319,9 @@ def _changeover_of(attempt: Attempt, history: History) -> float | None:
 
 
 def _lost_to_a_slow_start(claim: ClaimEntry, history: History) -> float:
-    """Return the seconds from the moment at which a worker took a start that failed until a worker took the start that
-    claimed the run.
+    """Return the seconds that a failed start cost before the start that claimed the run.
+
+    The time lasts from the moment at which a worker took the failed start until a worker took the successful start.
     """
     known = history.starts_on_its_pool(claim.segment, claim.attempt)
     slow = next((start for start in known if start.outcome == "slow"), None)
@@ -334,12 +333,13 @@ def _lost_to_a_slow_start(claim: ClaimEntry, history: History) -> float:
 
 
 def to_claim_seconds(claim: ClaimEntry, history: History) -> float:
-    """Seconds from the decision about an attempt to the attempt's claim, without the time of a slow start."""
-    # Wall clocks of two machines: an estimate, so it can only lengthen the prior.
+    """Return the seconds from the decision about an attempt to the attempt's claim, without the time of a slow
+    start."""
+    # The difference between the wall clocks of two machines is an estimate, so it can only lengthen the prior.
     decided = history.decision_of(claim.segment, claim.attempt)
     if decided is None:
         return 0.0
     seconds = max((claim.written_at - decided.written_at).total_seconds() - _lost_to_a_slow_start(claim, history), 0.0)
     longest = decided.plan.start_within_seconds if decided.plan is not None else None
-    # A place in a queue is kept for longer than the plan allows; on-demand, which has another queue, is not.
+    # A run keeps its place in the queue of spot for longer than the plan allows, but not in the queue of on-demand.
     return seconds if longest is None else min(seconds, longest)

@@ -1,7 +1,8 @@
-"""Defines the classes of failed attempts. Each class has its own budget and its own back-off. The module is pure.
+"""Defines the classes of failed attempts, each with its own budget of failures and its own back-off. The module is
+pure.
 
-A failure counts against its budget until the run has committed a later step than the attempt reached. None of these
-classes leads to on-demand capacity, because the cause is in the run, and other capacity would not remove the cause.
+A failure counts against its budget until the run commits a later step than the failed attempt reached. No failure class
+leads to on-demand capacity, because the cause is in the run and not in the capacity.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _SLACK_SHARE = 0.1
 
 @dataclass(frozen=True)
 class FailureClass:
-    """One way in which an attempt fails by the run's own fault."""
+    """A class of failures whose cause is in the run."""
 
     name: str
     what: str
-    """A description of the failure. In messages, these words come after `in 2 attempts`."""
+    """A description of the failure for messages."""
     fix: str
     is_of: Callable[[SegmentReport], bool]
     budget: Callable[[RunSpec], int]
@@ -104,18 +105,18 @@ CLASSES = (
         longest_seconds=0.0,
     ),
 )
-"""Every failure class. A report belongs to the first class in this order that fits."""
+"""All failure classes. A report belongs to the first class that matches."""
 
 
 def class_of(report: SegmentReport) -> FailureClass | None:
-    """Return the class of a report. Return None if the attempt of the report did not fail by the run's own fault."""
+    """Return the failure class of a report, or None if the attempt did not fail because of the run."""
     return next((each for each in CLASSES if each.is_of(report)), None)
 
 
 def reason_to_stop(spec: RunSpec, history: History) -> str | None:
-    """Return the reason why no further attempt would help, because a budget is used up.
+    """Return the reason why a budget of failures ends the run.
 
-    Return None while attempts are left.
+    Return None if all budgets permit another attempt.
     """
     for each in CLASSES:
         counted = _counted(each, history)
@@ -128,7 +129,7 @@ def reason_to_stop(spec: RunSpec, history: History) -> str | None:
 def retry_reason(spec: RunSpec, history: History) -> str | None:
     """Return the reason why the next attempt runs on the same capacity.
 
-    Return None if the last attempt did not fail by the run's own fault.
+    Return None if the last attempt did not fail because of the run.
     """
     last = history.fresh_reports[-1] if history.fresh_reports else None
     found = class_of(last) if last is not None else None
@@ -138,7 +139,7 @@ def retry_reason(spec: RunSpec, history: History) -> str | None:
 
 
 def delay_seconds(history: History, *, slack_seconds: float | None) -> float:
-    """Return the seconds of back-off before the next attempt. A near deadline shortens the back-off."""
+    """Return the seconds of back-off before the next attempt. If the deadline is near, the back-off is shorter."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
     found = class_of(last) if last is not None else None
     if found is None or not found.first_seconds:
@@ -159,7 +160,7 @@ def _counted(failure_class: FailureClass, history: History) -> list[SegmentRepor
 
 
 def _was_resume_broken(report: SegmentReport, history: History) -> bool:
-    """Whether the resume of the attempt was broken. Broken resumes have a recovery of their own."""
+    """Whether the resume of the attempt was broken. Broken resumes have their own recovery steps."""
     attempt = history.attempt_of(report.segment, report.attempt)
     verdict = attempt.verdict if attempt else None
     return verdict is not None and verdict.kind is VerdictKind.BROKEN

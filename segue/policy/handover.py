@@ -1,6 +1,6 @@
-"""Decides about standbys: on which pools a standby waits, when it is sent again, and when it takes over the run.
+"""Decides on which pools a standby waits, when segue starts it again, and when it takes over the run.
 
-A run hands over from on-demand to spot, and from a spot pool to a cheaper one. The module is pure.
+A run hands over from on-demand to spot, or from a spot pool to a cheaper spot pool. The module is pure.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ SPOT_AGAIN = "spot again: the standby is ready; on-demand commits and hands over
 CHEAPER_SPOT = "cheaper spot: the standby is ready; the attempt commits and hands over"
 
 UNKNOWN_AGE_SECONDS = 3600.0
-"""The age of an up interval whose begin was not observed, as in `segue.policy.rules.hazards`, which loads NumPy."""
+"""The age in seconds of an up interval whose begin was not observed. The value is equal in
+`segue.policy.rules.hazards`, which loads NumPy."""
 _LONGEST_SHARE = 0.1
-"""The longest pause of a short run, as a share of the time left."""
+"""The longest pause between two standbys of a short run, as a share of the remaining time."""
 
 
 def may_come_back(spec: RunSpec, history: History) -> bool:
-    """Whether a run on on-demand may return to spot at all.
+    """Whether a run on on-demand may ever return to spot.
 
-    Without a deadline, only a run that is on on-demand because it has waited too long for spot returns.
+    Without a deadline, a run returns only if it moved to on-demand after too long a wait for spot.
     """
     if spec.trains_elsewhere:
         return False  # There are no standbys there: a place in a queue is no waiting machine.
@@ -48,7 +49,7 @@ def may_come_back(spec: RunSpec, history: History) -> bool:
 
 
 def may_hand_over(spec: RunSpec, history: History, plan: SegmentPlan) -> bool:
-    """Whether the attempt of a plan may hand the run over to a standby at all."""
+    """Whether the attempt of a plan may ever hand the run over to a standby."""
     if plan.capacity is Capacity.ON_DEMAND:
         return may_come_back(spec, history)
     is_able = spec.policy.handover and not spec.trains_elsewhere and not plan.ignores_deadline
@@ -72,18 +73,15 @@ def standby_pools(
 
 
 def is_worth_a_standby(here: Situation) -> bool:
-    """Whether a standby that started now could still take over the run, with more work left for the standby than the
-    hand-over costs.
-    """
+    """Whether a standby that starts now would have more work left than the hand-over costs."""
     return permits(here) and (here.work_seconds or 0.0) > 2 * here.changeover_seconds
 
 
 def permits(here: Situation) -> bool:
-    """Whether a run that may hand over can leave its machine for spot now and still meet the deadline.
+    """Whether a run can leave its machine for spot now and still meet the deadline.
 
-    The requirements of the clamp for any spot attempt must also hold after the recall of the attempt. In the worst
-    case, the attempt answers the recall late and dies before it commits. Without a deadline, the run can leave its
-    machine at any time.
+    The clamp must permit spot even if the attempt answers the recall late and dies before it commits. Without a
+    deadline, the run can leave its machine at any time.
     """
     if here.work_seconds is None:
         return False
@@ -102,11 +100,12 @@ def up_seconds(
     held_seconds: float,
     now: datetime,
 ) -> float:
-    """Return the seconds for which a pool has been up, as far as the run knows, when a standby has a machine there.
+    """Return the known seconds for which a pool has been up, if a standby has a machine on the pool.
 
-    `waited_seconds` is the time for which the standby waited. None means that it is not known. If the standby had to
-    wait, the pool came up when the standby got its machine, `held_seconds` ago. If it did not have to wait, the pool
-    was up before: at most since the pool was last observed down, and for no longer than an interval of unknown age.
+    `waited_seconds` is the wait of the standby, or None if the wait is not known. If the standby had to wait, the pool
+    came up when the standby got its machine, `held_seconds` ago. If the standby did not have to wait, the pool was up
+    before the request. The result then goes back at most to the last observation that the pool was down, and at most by
+    the age of an interval of unknown age.
     """
     if waited_seconds is None or waited_seconds > here.expected_changeover_seconds:
         return held_seconds
@@ -118,16 +117,16 @@ def up_seconds(
 
 
 def pause_seconds(here: Situation, *, sent: int) -> float:
-    """Return the seconds of the pause until the next standby is sent, after `sent` standbys were not used."""
+    """Return the seconds until segue starts the next standby, after `sent` standbys that the run did not use."""
     pause = PAUSES_SECONDS[min(max(sent, 1), len(PAUSES_SECONDS)) - 1]
     return pause if here.remaining_seconds is None else min(pause, max(_LONGEST_SHARE * here.remaining_seconds, 1.0))
 
 
 def handover_to(history: History, here: Situation) -> HandoverEntry | None:
-    """Return the hand-over whose standby makes the next attempt.
+    """Return the hand-over whose standby runs the next attempt.
 
-    The last attempt was recalled for this standby, and the clamp permits spot. Return None if the recipe raised an
-    exception in the meantime. The failed attempt is then repeated on the capacity on which it failed.
+    The controller has recalled the last attempt for this standby, and the clamp permits spot. Return None if the recipe
+    raised an exception in the meantime, because segue then repeats the failed attempt on its own capacity.
     """
     last = history.fresh_reports[-1] if history.fresh_reports else None
     if last is None or last.is_own_fault:

@@ -134,7 +134,7 @@ def _feed_tensor(tensor: torch.Tensor, hasher: Any) -> None:
 def _parts_of_sparse(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """
     Raises:
-        TypeError: the tensor has another layout.
+        TypeError: the layout of the sparse tensor is unknown.
     """
     if tensor.layout is torch.sparse_coo:
         whole = tensor.coalesce()
