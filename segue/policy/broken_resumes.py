@@ -76,7 +76,7 @@ def to_set_aside(history: History) -> Checkpoint | None:
 
 
 def _after_last(history: History, checkpoint: Checkpoint) -> list[VerdictEntry]:
-    """Return the verdicts after the last resume from a checkpoint."""
+    """Return the verdicts of good resumes after the last resume from a checkpoint."""
     last = max(number for number, entry in enumerate(history.resumes) if entry.parent == checkpoint.ref)
     good = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
     return [entry for entry in history.resumes[last + 1 :] if entry.verdict.kind in good]

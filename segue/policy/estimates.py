@@ -21,7 +21,7 @@ from segue.spec import RunSpec
 _LONGEST_OF, _USUAL_OF = 3, 5
 """Numbers of newest attempts in the longest changeover (first number) and in the usual values (second number)."""
 _ENOUGH_STEPS, _ENOUGH_SECONDS = 5, 300.0
-"""Least number of measured steps, or of measured seconds, at which the measured rate replaces the prior."""
+"""The measured rate replaces the prior after more than this number of measured steps, or of seconds in steps."""
 _MOST_BY_OTHERS = 5.0
 """Upper limit of the boots of other runs, as a multiple of the changeover in the run spec."""
 UNSEEN_START_FACTOR, SEEN_START_FACTOR = 1.5, 1.1
@@ -333,8 +333,7 @@ def _lost_to_a_slow_start(claim: ClaimEntry, history: History) -> float:
 
 
 def to_claim_seconds(claim: ClaimEntry, history: History) -> float:
-    """Return the seconds from the decision about an attempt to the attempt's claim, without the time of a slow
-    start."""
+    """Return the seconds from the decision about an attempt to its claim, without the time of a slow start."""
     # The difference between the wall clocks of two machines is an estimate, so it can only lengthen the prior.
     decided = history.decision_of(claim.segment, claim.attempt)
     if decided is None:

@@ -1,5 +1,4 @@
-"""Defines the classes of failed attempts, each with its own budget of failures and its own back-off. The module is
-pure.
+"""Defines the failure classes of attempts, each with its own budget of failures and back-off. The module is pure.
 
 A failure counts against its budget until the run commits a later step than the failed attempt reached. No failure class
 leads to on-demand capacity, because the cause is in the run and not in the capacity.

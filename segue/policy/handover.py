@@ -25,8 +25,7 @@ SPOT_AGAIN = "spot again: the standby is ready; on-demand commits and hands over
 CHEAPER_SPOT = "cheaper spot: the standby is ready; the attempt commits and hands over"
 
 UNKNOWN_AGE_SECONDS = 3600.0
-"""The age in seconds of an up interval whose begin was not observed. The value is equal in
-`segue.policy.rules.hazards`, which loads NumPy."""
+"""Age in seconds of an up interval whose begin was not observed (as in `segue.policy.rules.hazards`, without NumPy)."""
 _LONGEST_SHARE = 0.1
 """The longest pause between two standbys of a short run, as a share of the remaining time."""
 

@@ -1,7 +1,7 @@
-"""Predicts the choices of a run's policy now and at later moments, from the run's own history. The module is pure.
+"""Predicts the choices of a run's policy, now and later, from the run's own history. The module is pure.
 
-If a run with the policy PLAN has several spot pools and a deadline, PLAN plans all pools together
-(`segue.policy.pool_outlook`). All other policies plan one pool.
+With several spot pools and a deadline, the policy PLAN plans all pools together (`segue.policy.pool_outlook`). All
+other policies plan one pool.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from segue.runlog.history import History
 from segue.spec import RunSpec
 
 _MOMENTS = 96
-"""Number of moments of the coming wait at which the policy is asked whether it would still wait."""
+"""Number of moments of the coming wait for which the module asks the policy whether it would still wait."""
 
 
 def job_of(
     spec: RunSpec, history: History, here: Situation, *, now: datetime, deployment: str | None = None
 ) -> Job | None:
-    """Return the job that a policy has to plan. Return None without a deadline, or while no rate is measured.
+    """Return the job that a policy has to plan, or None without a deadline or without a measured rate.
 
-    `deployment` is the spot pool whose price counts. None means the price of the cheapest pool.
+    `deployment` is the spot pool whose price the job has. None means the price of the cheapest pool.
 
-    PLAN only looks ahead, so its job is the rest of the run. The other policies compare the progress of the run with
-    the progress that it should have by now. This time counts from the run's start, or from the moment at which a person
-    started the run again.
+    The decisions of PLAN do not depend on the past, so its job is the rest of the run. The other policies compare the
+    actual progress of the run with the planned progress since the start. The start is the run's start, or the moment at
+    which a person last started the run again.
     """
     if spec.deadline is None or here.work_seconds is None or here.remaining_seconds is None:
         return None
@@ -67,10 +67,10 @@ def job_of(
 def outlook(
     spec: RunSpec, history: History, here: Situation, *, now: datetime, pool: PoolChoice | None = None
 ) -> Outlook | None:
-    """Return the actions of the policy from now on. Return None without a deadline, or while no rate is measured.
+    """Return the future actions of the policy, or None without a deadline or without a measured rate.
 
-    If PLAN does not plan the pools together, the price of the chosen `pool` counts, and the availability of the pool
-    for which the attempt waits. If the attempt waits for any pool, the availability of all pools counts together.
+    If PLAN does not plan the pools together, the function uses the price of the chosen `pool` and the availability of
+    the awaited pool. If the attempt waits for several pools, the function uses the combined availability of all pools.
     """
     kept = pool.deployment if pool is not None and pool.is_kept else None
     planned = pool_outlook(spec, history, here, now=now, kept=kept)
@@ -104,10 +104,10 @@ def wants_spot(
     now: datetime,
     deployment: str,
 ) -> bool:
-    """Whether the attempt of a plan should be left for a machine of this pool, which has been up for `up_seconds`.
+    """Whether the run should move from its attempt to a machine of this pool, which has been up for `up_seconds`.
 
-    Without PLAN over the pools, the result is False while no rate is measured, or if the pool is not cheaper. Without a
-    deadline, a cheaper pool is always wanted. The function does not ask the clamp.
+    If PLAN does not plan the pools together, the result is False without a measured rate, or if the pool is not
+    cheaper. Without a deadline, the result is True for every cheaper pool. The function does not consult the clamp.
     """
     planned = pools_to_move_to(spec, history, here, plan, now=now, up_seconds=up_seconds)
     if planned is not None:

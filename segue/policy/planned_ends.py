@@ -1,6 +1,4 @@
-"""Plans the ends of segments: the step or time at which the next segment commits and ends although nothing takes its
-machine away. The module is pure.
-"""
+"""Plans the step or time at which the next segment commits and ends without a preemption. The module is pure."""
 
 from __future__ import annotations
 
@@ -15,14 +13,14 @@ from segue.spec import RunSpec
 
 _HOUR = 3600.0
 _LEAST_SECONDS, _LEAST_CHANGEOVERS = 1800.0, 20
-"""The shortest segment for which a planned end is made without a setting, in seconds and in changeovers.
+"""The shortest segment with a planned end by default, in seconds and in changeovers.
 
-Because of these limits, planned ends cost at most 5 %.
+With a shortest segment of 20 changeovers, planned ends cost at most 5 % of the time.
 """
 
 
 class PlannedEnd(NamedTuple):
-    """The limits that end a segment, whichever comes first. The value None means that there is no such limit."""
+    """The limits of a segment, which ends at the first limit that it reaches. None means no limit."""
 
     step: int | None = None
     epoch: int | None = None
@@ -32,8 +30,8 @@ class PlannedEnd(NamedTuple):
 def planned_end(spec: RunSpec, here: Situation, parent: Checkpoint | None) -> PlannedEnd:
     """Return the planned end of a segment that resumes from `parent`.
 
-    Steps and epochs end at multiples, so that a preemption before a planned end does not shift the later planned ends.
-    There is no planned end if one more changeover could cost the deadline.
+    Planned ends are at multiples of steps or epochs, so that a preemption does not shift later planned ends. If another
+    changeover could cost the deadline, the segment has no planned end.
     """
     asked = spec.segment
     if (asked.steps, asked.epochs, asked.hours) == (None, None, None):
@@ -50,9 +48,9 @@ def planned_end(spec: RunSpec, here: Situation, parent: Checkpoint | None) -> Pl
 
 
 def _usual_seconds(spec: RunSpec, here: Situation, parent: Checkpoint | None) -> float | None:
-    """Return the seconds of a segment if the spec asks for no planned end.
+    """Return the seconds of a segment if the spec sets no planned end.
 
-    Return None if the rest of the run is one segment.
+    Return None if a single segment trains the rest of the run.
     """
     least = max(_LEAST_SECONDS, _LEAST_CHANGEOVERS * here.changeover_seconds)
     if spec.trains_elsewhere:
@@ -68,7 +66,7 @@ def _usual_seconds(spec: RunSpec, here: Situation, parent: Checkpoint | None) ->
 
 
 def kept_pool(spec: RunSpec, history: History) -> PoolChoice | None:
-    """Return the pool of the spot machine that was kept at a planned end. Return None if no machine was kept."""
+    """Return the pool of the spot machine that the run kept at a planned end, or None if it kept no machine."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
     decision = history.decision_of(last.segment, last.attempt) if last is not None else None
     plan = decision.plan if decision is not None else None

@@ -1,33 +1,33 @@
-"""Chooses the spot pool for the next attempt, by price and by the run's observations of each pool. The module is pure.
+"""Chooses the spot pool for the next attempt by price and the run's observations. The module is pure.
 
 For each pool, an hour of useful work is expected to cost
 
     (price (1 + d / L) + r / L) e^(w / L)  +  on-demand price x share x W / L
 
-In this formula, L is the mean life of an attempt on the pool, d the changeover, r the money for the checkpoint that a
-start reads, w the work that a death loses, and W the mean wait on the pool. `share` is the remaining work divided by
-the remaining time. `share` is the part of each waited second that has to be bought on on-demand later. If deaths come
-at a constant rate, the part e^(-w / L) of the work is kept. For w far below L, the first term is price (L + d + w) / L.
-The pool with the least cost is chosen. If several pools cost the same, the first of these pools in the list is chosen.
-A pool without capacity comes last for half an hour.
+L is the mean life of an attempt on the pool, and W is the mean wait on the pool. d is the changeover, r the money for
+the checkpoint that a start reads, and w the work that a death loses. `share` is the remaining work divided by the
+remaining time: the part of each waited second that the run has to buy on on-demand later. If deaths come at a constant
+rate, the run keeps the part e^(-w / L) of the work. For w far below L, the first term is price (L + d + w) / L. The
+module chooses the pool with the lowest cost, and the first pool in the list if the costs are equal. A pool without
+capacity comes last for half an hour.
 
-An attempt is requested on every pool on which an hour of useful work costs less than on-demand, and the first machine
-that claims the attempt trains it. A pool that is dearer than the chosen pool is asked later: when the wait for the
-chosen pool has cost as much as the machine of the dearer pool would cost more,
+segue requests an attempt on every pool on which an hour of useful work costs less than on-demand. The first machine
+that claims the attempt trains it. segue requests a dearer pool later than the chosen pool: when the wait for the chosen
+pool has cost as much as the extra cost of the dearer machine,
 
     on-demand price x share x wait  =  (price of useful work - price of useful work on the chosen pool) min(L, W + d)
 
-where the price of useful work is the first term above, L the mean life on the dearer pool, and W the mean wait for the
-chosen pool, to which the run then moves (`cheaper_pools`). Without `policy.handover`, L alone counts.
-All pools are asked within the first half of the wait for spot. If the trainers run on a cluster (Slurm, Ray), the
-segment itself waits in the queue of the cluster. Such a run asks one pool at a time, and divides the wait for spot
-among the pools.
+Here, the price of useful work is the first term above. L is the mean life on the dearer pool. W is the mean wait for
+the chosen pool, to which the run then moves (`cheaper_pools`). Without `policy.handover`, L replaces min(L, W + d).
+segue requests all pools within the first half of the wait for spot. If the trainers run on a cluster (Slurm, Ray), the
+segment itself waits in the queue of the cluster. A run on a cluster requests one pool at a time, and divides the wait
+for spot among the pools.
 
-Both L and W start from two priors. The first prior is the same for all pools and counts as one interval. The second
-prior is what other runs of the store had seen of the pool when this run began, and counts as four intervals at most. L
-and W then follow the intervals that the run observed on the pool. Each is the mean of a gamma distribution of a
-constant rate, like the mean life in `save_interval`. The run's own observations count half after twelve hours, so that
-a pool that was bad is tried again. Observations of other runs count half after ten days.
+L and W each have two priors. The first prior is equal for all pools and has the weight of one interval. The second
+prior contains the observations of other runs of the store before this run, with the weight of at most four intervals. L
+and W then follow the intervals that the run observes on the pool. L and W are means of a gamma distribution of a
+constant rate, like the mean life in `save_interval`. The weight of the run's own observations halves in twelve hours,
+so that the run tries a bad pool again. The weight of other runs' observations halves in ten days.
 """
 
 from __future__ import annotations
@@ -48,33 +48,33 @@ from segue.spec.pool_prices import PoolSpec
 from segue.units import duration
 
 PRIOR_WEIGHT = 1.0
-"""The number of intervals as which the priors count, in each pool."""
+"""Weight of the first prior of each pool, in intervals."""
 PRIOR_WAIT_SECONDS = 600.0
 PRIOR_LIFE_SECONDS = 5400.0
 """The mean length in seconds of an up interval in the published traces."""
 MOST_OF_OTHERS = 4.0
-"""The observations of other runs count as at most this number of intervals, in each pool."""
+"""Maximum weight of the observations of other runs for each pool, in intervals."""
 _HALF_LIFE_SECONDS, _HALF_LIFE_OF_OTHERS_SECONDS = 12 * 3600.0, 10 * 86_400.0
 LAST_FOR_SECONDS = 1800.0
-"""For this number of seconds, a pool without capacity comes after all other pools."""
+"""Seconds for which a pool without capacity comes after all other pools."""
 _MOST_DEATHS = 50.0
-"""If the expected number of deaths between two commits is larger than this, all pools count as equally bad."""
+"""Upper limit of the expected number of deaths between two commits. All pools above the limit are equally bad."""
 _ASKED_SHARE = 0.5
 """All pools are asked within this share of the wait for spot."""
 _LEAST_GAIN = 2.0
-"""A move to a cheaper pool saves at least this multiple of the cost of the standby's boot."""
+"""Least saving of a move to a cheaper pool, as a multiple of the cost of the standby's boot."""
 _LEAST_WAIT_SHARE = 1e-3
 _WAIT_SHARE = 0.1
-"""The weight of one second of waiting if the run has no deadline. The weight is small, but more than zero."""
+"""The weight of one second of waiting if the run has no deadline: small, but more than zero."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A spot pool, with the facts that the run knows about it."""
+    """A spot pool, with its price and the run's estimates of its life and wait."""
 
     deployment: str
     price: float
-    """Price per hour, with the money per hour for the checkpoints that the run writes."""
+    """Price per hour, including the money per hour for the checkpoints that the run writes."""
     start_cost: float = 0.0
     """Money for the checkpoint that a start reads."""
     life_seconds: float = PRIOR_LIFE_SECONDS
@@ -82,19 +82,19 @@ class Pool:
     wait_seconds: float = PRIOR_WAIT_SECONDS
     """Mean wait for capacity in seconds, without the boot."""
     no_capacity_at: datetime | None = None
-    """The time at which a wait for the pool was last given up. The value is None if the pool has had capacity since."""
+    """The time at which the run last gave up a wait for the pool, or None if the pool has had capacity since then."""
 
 
 @dataclass(frozen=True)
 class PoolChoice:
-    """The chosen pool and the reason for the choice. The reason is empty if there is only one pool."""
+    """The chosen pool and the reason for the choice. The reason is empty if the run has only one pool."""
 
     deployment: str
     why: str = ""
     wait_share: float = 1.0
-    """Share of the run's wait for spot that is spent on this pool before another pool is asked."""
+    """Share of the run's wait for spot during which the run waits for this pool alone."""
     requests: tuple[PoolRequest, ...] = ()
-    """The requests, if the attempt is requested on several pools. The first request is for the chosen pool."""
+    """The requests for the attempt on several pools. The first request is for the chosen pool."""
     asked_within_share: float = _ASKED_SHARE
     """All pools are asked within this share of the wait for spot."""
     is_kept: bool = False
@@ -102,19 +102,19 @@ class PoolChoice:
 
     @property
     def asked(self) -> str | None:
-        """The pool that was chosen. The value is None if there is only one pool."""
+        """The chosen pool, or None if the run has only one pool."""
         return self.deployment if self.why else None
 
     @property
     def awaited(self) -> str | None:
         """The pool for which the attempt waits.
 
-        The value is None if the attempt waits for several pools, or if there is only one pool.
+        The value is None if the attempt waits for several pools, or if the run has only one pool.
         """
         return None if self.requests else self.asked
 
     def requests_within(self, wait_seconds: float) -> tuple[PoolRequest, ...]:
-        """Return the requests, all of them within their share of a wait of this length."""
+        """Return the requests, all within the permitted share of a wait of this length."""
         latest = max((request.after_seconds for request in self.requests), default=0.0)
         within = self.asked_within_share * max(wait_seconds, 0.0)
         share = min(within / latest, 1.0) if latest > 0 else 1.0
@@ -139,7 +139,7 @@ def choose_pool(spec: RunSpec, history: History, here: Situation, *, now: dateti
 
 
 def pools_of(listed: PoolSpec, history: History, here: Situation, *, now: datetime) -> list[Pool]:
-    """Return the spot pools, with the facts that the run knows about them."""
+    """Return the spot pools, with their prices and the run's estimates."""
     observed, by_others = intervals(history), seen_by_others(history)
     prices = {pool.deployment: listed.spot_pool_price(pool) for pool in listed.spot}
     return [
@@ -152,9 +152,9 @@ def pools_of(listed: PoolSpec, history: History, here: Situation, *, now: dateti
 
 
 def cheapest(pools: list[Pool], *, here: Situation, on_demand_price: float, now: datetime) -> PoolChoice:
-    """Return the pool with the least cost of useful work.
+    """Return the pool with the lowest cost of useful work.
 
-    If no pool has capacity, return the pool that was asked longest ago.
+    If no pool has capacity, return the pool whose last request is the oldest.
     """
     costs = {pool.deployment: cost_of_work(pool, here=here, on_demand_price=on_demand_price) for pool in pools}
     fresh = [pool for pool in pools if not _comes_last(pool, now)]
@@ -172,10 +172,10 @@ def cheapest(pools: list[Pool], *, here: Situation, on_demand_price: float, now:
 def requests_of(
     pools: list[Pool], chosen: str, *, here: Situation, on_demand_price: float, may_move: bool
 ) -> tuple[PoolRequest, ...]:
-    """Return the requests for an attempt, in the order of their times. The first request is for the chosen pool.
+    """Return the requests for an attempt, in order of time, with the chosen pool first.
 
-    `may_move` tells whether a run on a dearer pool moves to the chosen pool later. Return no request if no other pool
-    is worth a request.
+    `may_move` means that a run on a dearer pool moves to the chosen pool later. The result is empty if no other pool is
+    worth a request.
     """
     paid = {pool.deployment: paid_per_hour_of_work(pool, here=here) for pool in pools}
     first = next(pool for pool in pools if pool.deployment == chosen)
@@ -198,11 +198,11 @@ def requests_of(
 def cheaper_pools(
     spec: RunSpec, history: History, here: Situation, plan: SegmentPlan, *, now: datetime
 ) -> tuple[str, ...]:
-    """Return the spot pools to which an attempt that trains on spot should move, the one that saves most first.
+    """Return the spot pools to which an attempt on spot should move, in descending order of the saving.
 
-    A move is worth it if the saving until the new machine is expected to die, or until the goal, is twice the cost of
-    the standby's boot. The machine that trains is expected to last for as long as it has lasted so far and for the mean
-    life of its pool, so that a run does not move back soon.
+    A move must save at least twice the cost of the standby's boot, until the expected death of the new machine or until
+    the goal. The expected remaining life of the current machine is its age plus the mean life of its pool, so that a
+    run does not move back soon.
     """
     attempt, carried_out = history.attempt_of(plan.segment, plan.attempt), history.plan_of(plan.segment, plan.attempt)
     if attempt is None or carried_out is None or here.work_seconds is None:
@@ -218,14 +218,14 @@ def cheaper_pools(
 
 
 def gain_of_a_move(own: Pool, other: Pool, *, here: Situation) -> float:
-    """Return the money that a move to another pool saves, less twice the cost of the standby's start."""
+    """Return the money that a move to another pool saves, minus twice the cost of the standby's start."""
     saved = paid_per_hour_of_work(own, here=here) - paid_per_hour_of_work(other, here=here)
     start = other.price * here.expected_changeover_seconds / HOUR + other.start_cost
     return saved * min(other.life_seconds, here.work_seconds or 0.0) / HOUR - _LEAST_GAIN * start
 
 
 def others_in_words(requests: tuple[PoolRequest, ...]) -> str:
-    """Name the pools that are asked beside the chosen pool, with their times. The text is empty without such pools."""
+    """Name the requested pools besides the chosen pool, with the times of the requests."""
     named = [
         each.deployment + (f" after {duration(each.after_seconds)}" if each.after_seconds >= 1 else "")
         for each in requests[1:]
@@ -240,9 +240,7 @@ def cost_of_work(pool: Pool, *, here: Situation, on_demand_price: float) -> floa
 
 
 def paid_per_hour_of_work(pool: Pool, *, here: Situation) -> float:
-    """Return the money that an hour of useful work costs on a pool, including the starts and the work that
-    deaths lose.
-    """
+    """Return the cost of an hour of useful work on a pool, including starts and lost work."""
     lost = here.at_risk_seconds / 2  # A death comes at any moment between two commits.
     kept = math.exp(-min(lost / pool.life_seconds, _MOST_DEATHS))
     boots = pool.price * (1 + here.expected_changeover_seconds / pool.life_seconds)
@@ -260,7 +258,7 @@ def pool_of(
 ) -> Pool:
     """Return a pool with its price, its mean life and its mean wait.
 
-    This run and earlier runs observed the life and the wait.
+    The life and the wait are estimates from the observations of this run and earlier runs.
     """
     own = [interval for interval in observed if interval.deployment == deployment]
     others = [interval for interval in by_others if interval.deployment == deployment]
@@ -290,7 +288,7 @@ class _Sums(NamedTuple):
     waited: float
 
     def at_most(self, intervals: float) -> _Sums:
-        """Return sums with the same rates, with the weight of at most this number of ends."""
+        """Return sums with equal rates and the weight of at most this number of ends."""
         up, down = (min(1.0, intervals / max(ends, 1e-9)) for ends in (self.deaths, self.waits))
         return _Sums(up * self.deaths, up * self.lived, down * self.waits, down * self.waited)
 

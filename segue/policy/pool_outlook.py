@@ -1,8 +1,8 @@
 """Plans a run over several spot pools with PLAN, from the run's own history. The module is pure.
 
-It answers three questions: on which pools to request an attempt and how long to wait for them, on which pools a standby
-should wait, and whether to move to a standby that has a machine. What other runs of the store have seen does not count:
-on the cases of SkyNomad's artifact, such a prior made runs dearer (docs/benchmarks.md).
+The module decides on which pools to request an attempt, and how long to wait for these pools. It also decides on which
+pools a standby should wait, and whether to move to a standby that has a machine. It ignores observations of other runs
+of the store, because a prior from other runs made runs dearer on the cases of SkyNomad's artifact (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from segue.runlog.history import History
 from segue.spec import RunSpec
 
 _STILL_DOWN_SECONDS = 900.0
-"""For this number of seconds after a pool was last observed down, it counts as down."""
+"""Seconds for which PLAN assumes that a pool is still down after the last observation that it was down."""
 _NEWEST = 5
-"""Number of newest hand-overs and attempts that count."""
+"""Number of newest hand-overs and attempts from which the module computes medians."""
 _DIGITS = 2
-"""Digits to which measured seconds are rounded up, so that a solved table can be used again."""
+"""Number of digits to which the module rounds measured seconds up, so that it can use a solved table again."""
 
 
 def plans_pools(spec: RunSpec, history: History, here: Situation) -> bool:
@@ -51,29 +51,29 @@ def plans_pools(spec: RunSpec, history: History, here: Situation) -> bool:
 
 @dataclass(frozen=True)
 class Outlook:
-    """The actions of the policy from now on."""
+    """The future actions of the policy."""
 
     waits_seconds: float
-    """Seconds that the policy will wait for spot if no spot comes.
+    """Seconds that the policy will wait for spot if no spot machine comes.
 
     The value is 0 if the policy wants on-demand at once.
     """
     cost_share: float | None
     """The cost that PLAN expects from now to the goal, as a share of the cost of on-demand alone.
 
-    With several pools, it is the cost with the cheapest pool alone. The value is None for other policies.
+    With several pools, the value is the cost with the cheapest pool alone. The value is None for other policies.
     """
     pool: PoolChoice | None = None
-    """The pools on which PLAN requests the attempt. The value is None if it does not plan the pools together."""
+    """The pools on which PLAN requests the attempt, or None if PLAN does not plan the pools together."""
 
 
 def pool_outlook(
     spec: RunSpec, history: History, here: Situation, *, now: datetime, kept: str | None = None
 ) -> Outlook | None:
-    """Return what PLAN wants for the next attempt. Return None if PLAN does not plan the pools together now.
+    """Return PLAN's choice for the next attempt, or None if PLAN does not plan the pools together now.
 
-    `kept` is the pool whose machine the run still has. The result has no expected cost: as pools are not independent,
-    the cost of the table was too low by a third on published traces.
+    `kept` is the pool whose machine the run still has. The result has no expected cost. The cost in the table was too
+    low by a third on published traces, because pools are not independent.
     """
     if not plans_pools(spec, history, here):
         return None
@@ -105,11 +105,11 @@ def pools_to_move_to(
 ) -> tuple[str, ...] | None:
     """Return the pools to which the attempt of a plan should move if they have a machine, the best pool first.
 
-    Return None if PLAN does not plan the pools together now. `up_seconds` are the seconds for which a pool that has a
-    machine has been up. If the value is None, pools that the run has not seen for a while have been up for an unknown
+    Return None if PLAN does not plan the pools together now. `up_seconds` is the number of seconds for which a pool
+    with a machine has been up. If `up_seconds` is None, pools without recent observations have been up for an unknown
     time, and the other pools come up now.
 
-    A move from spot to spot saves at least the cost of another boot, so that a run does not move to and fro.
+    A move from spot to spot must save at least the cost of another boot, so that a run does not move back and forth.
     """
     attempt = history.attempt_of(plan.segment, plan.attempt)
     carried_out = history.plan_of(plan.segment, plan.attempt)
@@ -135,8 +135,9 @@ def pools_to_move_to(
 def handover_seconds(history: History) -> float:
     """Return the seconds from the record of a hand-over to the first new step of the standby.
 
-    The value is the median of the newest hand-overs of the run. If there was none, it is the time of a save and the
-    usual time from a claim to the first new step, which is longer because the process of a standby is booted already.
+    The value is the median of the newest hand-overs of the run. Without a hand-over, the value is the time of a save
+    plus the usual time from a claim to the first new step. This estimate is too high, because the process of a standby
+    has already booted.
     """
     seen, usual = [], [report.startup_seconds for report in history.last_reports() if report.train_steps > 0]
     for attempt in history.attempts:
@@ -155,13 +156,13 @@ def _names(spec: RunSpec) -> list[str]:
 
 
 def _relative_prices(spec: RunSpec, history: History) -> Floats:
-    """Return the price of each spot pool as a share of the price of on-demand, the unit of all costs here."""
+    """Return the price of each spot pool as a share of the price of on-demand."""
     listed = priced_pools(spec, history)
     return np.array([listed.spot_pool_price(pool) / listed.on_demand_price for pool in listed.spot])
 
 
 def _age_seconds(history: History, here: Situation, now: datetime) -> float:
-    """Return for how long the pool of the newest attempt has been up. A planned end does not end this time."""
+    """Return the seconds for which the pool of the newest attempt has been up, across planned ends."""
     attempts = list(history.attempts)
     while len(attempts) > 1 and keeps_machine_of(attempts[-2], attempts[-1], history=history):
         attempts.pop()
@@ -178,7 +179,7 @@ def _age_seconds(history: History, here: Situation, now: datetime) -> float:
 
 
 def _down_seconds(spec: RunSpec, history: History, *, now: datetime) -> Floats:
-    """Return for how long each pool is known to be down, and infinity if that is not known."""
+    """Return the seconds for which each pool is known to be down, or infinity if the run does not know."""
     found, least = [], usual_changeover_seconds(spec, history)
     for name in _names(spec):
         down = open_down_interval(history, name, least_seconds=least)
@@ -214,7 +215,7 @@ def _plan_of(spec: RunSpec, history: History, here: Situation) -> PoolPlan:
 
 
 def _believed(spec: RunSpec, history: History) -> dict[str, Any]:
-    """Return the hazards and the shares of the pools. A wait that is no longer than a boot was no wait."""
+    """Return the hazards and the shares of the pools. The function ignores a wait that is no longer than a boot."""
     names, boot_seconds = _names(spec), usual_changeover_seconds(spec, history)
     beliefs = Beliefs(len(names), Weights())
     age_at_begin = dict.fromkeys(names, 0.0)
@@ -248,7 +249,7 @@ def _is_kept(before: Interval | None, wait: Interval, boot_seconds: float) -> bo
 
 
 def _is_short(wait: Interval, boot_seconds: float) -> bool:
-    """Whether a request was withdrawn before a machine of its pool could have booted."""
+    """Whether segue withdrew a request before a machine of its pool could have booted."""
     return not wait.has_ended and wait.seconds <= boot_seconds
 
 

@@ -1,9 +1,9 @@
-"""Handles attempts that a pool could not start, because the pool's cluster or API refused them. The module is pure.
+"""Handles attempts that a pool did not start because its cluster or API refused the request. The module is pure.
 
-After a refusal, nothing was bought and nothing new is known about the run. Therefore the same pool is asked again after
-a pause, and the pause doubles with each refusal. The pool is asked without end. The reason is that an outage ends, and
-that a person may correct rights, quotas and templates while the run waits. No answer of a cluster proves the opposite
-(Kubernetes answers 403 also for a quota that is used up).
+A refusal costs nothing and shows nothing about the run. Therefore segue asks the same pool again after a pause, which
+doubles with each refusal. segue never stops asking, because an outage ends, and a person may correct rights, quotas and
+templates while the run waits. No answer of a cluster proves that a refusal is permanent. For example, Kubernetes also
+answers 403 if a quota is used up.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _FIRST_SECONDS, _LONGEST_SECONDS = 5.0, 300.0
 _SLACK_SHARE = 0.1
 """Share of the slack that one pause may use."""
 _LEAST_SECONDS_PER_REFUSAL = 0.5
-"""A late run pauses for this number of seconds per refusal in a row.
+"""Pause of a late run in seconds for each consecutive refusal.
 
-This is a small share of the time for which the refusals have lasted.
+The pause is a small share of the time for which the refusals have lasted.
 """
 _SHORTAGES = (
     "capacity is unavailable",
@@ -28,21 +28,21 @@ _SHORTAGES = (
 )
 """Messages of ECS, in lower case, that mean that ECS has no machine.
 
-An attempt with such a message counts as an ordinary attempt without capacity.
+segue treats an attempt with one of these messages as an ordinary attempt without capacity.
 """
 _FIX = "correct what the pool says there, if it is no outage; the run goes on by itself"
 
 
 def delay_seconds(history: History, *, deployment: str, slack_seconds: float | None) -> float:
-    """Return the seconds of the pause before this deployment is asked again.
+    """Return the seconds of the pause before segue asks this deployment again.
 
-    A near deadline shortens the pause, but not below 5 s. Return 0 if the newest attempts were not refused, or if other
-    deployments refused them.
+    If the deadline is near, the pause is shorter, but at least 5 s. Return 0 if the deployment did not refuse the
+    newest attempts.
     """
     refused = sum(_deployment_of(report, history) == deployment for report in _in_a_row(history))
     if not refused:
         return 0.0
-    # The exponent is bounded: a float has no 2^1024.
+    # The exponent is bounded, because 2^1024 is too large for a float.
     delay = min(_FIRST_SECONDS * 2.0 ** min(refused - 1, 10), _LONGEST_SECONDS)
     if slack_seconds is None:
         return delay
@@ -51,9 +51,9 @@ def delay_seconds(history: History, *, deployment: str, slack_seconds: float | N
 
 
 def in_words(history: History) -> str:
-    """Describe how often the newest attempts were refused in a row, and what the pool said.
+    """Describe the number of consecutive refusals of the newest attempts, and the message of the pool.
 
-    The text is empty if they were not refused.
+    The text is empty if no pool refused the newest attempt.
     """
     refused = _in_a_row(history)
     if not refused:
@@ -66,9 +66,9 @@ def in_words(history: History) -> str:
 
 
 def warning_of(history: History) -> str:
-    """Return the text of `in_words` as a warning, if the number of refusals in a row has doubled.
+    """Return the text of `in_words` as a warning each time the number of consecutive refusals has doubled.
 
-    Otherwise, and for lack of capacity, the text is empty.
+    The text is empty for other numbers of refusals, and for a lack of capacity.
     """
     refused = _in_a_row(history)
     has_doubled = bool(refused) and len(refused).bit_count() == 1
@@ -81,7 +81,7 @@ def _is_for_lack_of_capacity(report: SegmentReport) -> bool:
 
 
 def _in_a_row(history: History) -> list[SegmentReport]:
-    """Return the newest attempts that were refused in a row, the newest attempt first."""
+    """Return the newest consecutive attempts that a pool refused, newest first."""
     return list(takewhile(lambda report: report.was_refused, reversed(history.fresh_reports)))
 
 

@@ -1,1 +1,1 @@
-"""Judges the machines of a run by what attempts showed of them."""
+"""Judges the machines of a run by the observations of attempts."""

@@ -1,9 +1,9 @@
 """Decides which machines an attempt avoids. The module is pure.
 
-Each observation of a machine has a weight, and counts half after a day, so that a bad machine is tried again. A machine
-whose observations sum up to one or more is bad. A failed check and wrong numbers make a machine bad for a day. A single
-hang or a single slow attempt does not. Deaths without notice count little, because spot machines die: however many
-there are, they do not make a machine bad alone.
+Each observation of a machine has a weight, which halves in a day, so that attempts use a bad machine again. A machine
+is bad if the sum of the weights is one or more. A failed check or wrong numbers make a machine bad for a day. A single
+hang or a single slow attempt does not make a machine bad. Deaths without notice have a small weight, because spot
+machines die. Deaths alone never make a machine bad.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _WEIGHTS = {"check_failed": 2.0, "wrong_numbers": 2.0, "slow": 1.2, "hung": 0.6,
 _MOST_OF_DEATHS = 0.5
 _WEIGHT_OF_SLOWNESS = 0.6
 _MOST_AVOIDED = 8
-"""Largest number of machines that an attempt avoids, the worst first."""
+"""Maximum number of machines that an attempt avoids, the worst first."""
 _MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
 class BadMachine:
-    """A machine that attempts avoid until a time."""
+    """A machine that attempts avoid until a given time."""
 
     machine: Machine
     until: datetime
@@ -56,15 +56,14 @@ def bad_machines(seen: Iterable[SeenMachine], *, now: datetime) -> list[BadMachi
 
 
 def of_run(history: History, *, log_id: str, now: datetime) -> list[BadMachine]:
-    """Return the machines that are bad for a run, by its own attempts and by the attempts of other runs before it."""
+    """Return the bad machines for a run, by its own attempts and by earlier attempts of other runs."""
     return bad_machines([*history.seen_pools.machines, *seen_machines(history, log_id=log_id)], now=now)
 
 
 def avoided_nodes(spec: RunSpec, history: History, *, now: datetime) -> tuple[str, ...]:
     """Return the nodes that the next attempt avoids.
 
-    After an attempt that avoided nodes and got no capacity, the next attempt avoids none, because other nodes may not
-    exist.
+    If an attempt avoided nodes and got no capacity, the next attempt avoids no node, because other nodes may not exist.
     """
     last = history.fresh_reports[-1] if history.fresh_reports else None
     plan = history.plan_of(last.segment, last.attempt) if last is not None else None
@@ -75,12 +74,12 @@ def avoided_nodes(spec: RunSpec, history: History, *, now: datetime) -> tuple[st
 
 
 def cluster_of(spec: RunSpec) -> MachineKind:
-    """Return the kind of the nodes that the attempts of a run can avoid."""
+    """Return the type of cluster nodes that the attempts of a run can avoid."""
     return "slurm" if spec.slurm is not None else "ray" if spec.ray is not None else "kubernetes"
 
 
 def warning_of(bad: Sequence[BadMachine]) -> str:
-    """Return one sentence that names the worst machines; empty if there are none."""
+    """Return a sentence that names the worst machines. The text is empty if no machine is bad."""
     more = f"; and {len(bad) - _MOST_NAMED} more" if len(bad) > _MOST_NAMED else ""
     return f"bad machines: {'; '.join(each.in_words for each in bad[:_MOST_NAMED])}{more}" if bad else ""
 

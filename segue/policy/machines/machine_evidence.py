@@ -1,9 +1,9 @@
-"""Finds in a run's history what each attempt showed of its machines. The module is pure.
+"""Derives observations of machines from the attempts in a run's history. The module is pure.
 
-A machine is blamed for wrong numbers only if the run itself proved that the fault was not in the recipe and not in the
-checkpoint: a resume was broken, and a later resume from the same checkpoint was not; or a number was not finite, and a
-later attempt made the same step without this anomaly and without a skip. A hang counts only if a later attempt made the
-step at which the machine hung.
+The module blames a machine for wrong numbers only if the run itself has excluded the recipe and the checkpoint as the
+cause. There are two proofs. Either a resume was broken, and a later resume from the same checkpoint was not. Or a
+number was not finite, and a later attempt made the same step without an anomaly and without a skip. A hang counts only
+if a later attempt made the step at which the machine hung.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from segue.records import SeenMachine, SegmentReport, StopReason, VerdictKind
 from segue.runlog.history import Attempt, History
 
 SLOW_RATIO = 1.2
-"""Step time, as a multiple of the run's median on like hardware, from which an attempt counts as slow."""
+"""Least step time of a slow attempt, as a multiple of the run's median on like hardware."""
 _LEAST_STEPS, _LEAST_ATTEMPTS = 20, 3
-"""Fewest measured steps of an attempt, and fewest attempts on like hardware, for a comparison of step times."""
+"""Least number of measured steps of an attempt, and of attempts on like hardware, for a comparison of step times."""
 Hardware = tuple[object, ...]
-"""The properties of an environment that decide how long a step takes."""
+"""The properties of an environment that determine the duration of a step."""
 _PROVEN = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
 
 
 def seen_machines(history: History, *, log_id: str) -> tuple[SeenMachine, ...]:
-    """Return what the ended attempts of a run, and the failed checks of machines, showed of their machines."""
+    """Return the observations of machines from the ended attempts and the failed checks of a run."""
     usual = _usual_step_seconds(history)
     found, before = [], None
     for attempt in history.attempts:
@@ -113,18 +113,18 @@ def _wrong_numbers(attempt: Attempt, history: History) -> tuple[str, datetime] |
 
 
 def _has_ended_between(history: History, begin: datetime, end: datetime) -> bool:
-    """Whether the run ended between two times. A person who started it again may have changed the recipe."""
+    """Whether the run ended between two times. A person may then have changed the recipe before the next start."""
     decided = (entry for entry in history.decisions if begin < entry.written_at <= end)
     return any(entry.plan is None and entry.action != "import" for entry in decided)
 
 
 def usual_step_seconds(history: History, attempt: Attempt | None) -> float | None:
-    """Return the usual duration of a step on the hardware of an attempt; None if too few attempts measured it."""
+    """Return the usual duration of a step on an attempt's hardware, or None if too few attempts measured it."""
     return None if attempt is None else _usual_step_seconds(history, least=2).get(_hardware(attempt))
 
 
 def _usual_step_seconds(history: History, *, least: int = _LEAST_ATTEMPTS) -> dict[Hardware, float]:
-    """Return the median duration of a step by hardware, if enough attempts ran on like hardware."""
+    """Return the median duration of a step for each hardware with enough attempts."""
     times: defaultdict[Hardware, list[float]] = defaultdict(list)
     for each in history.attempts:
         seconds = _step_seconds(each) if each.claim.machines else None
