@@ -1,10 +1,10 @@
 """Models how availability intervals end.
 
-The published hazards by age are corrected by a run's own observations. The module is pure. The hazard of an interval
-falls with its age: the longer an interval has lasted, the longer it will last. The prior is the share of intervals that
-end within ten minutes, by age, in the availability traces of "Can't Be Late" (NSDI 2024). A run's own intervals scale
-the prior. Ends follow a Poisson process whose rate is the prior's rate multiplied by an unknown factor with a gamma
-prior. After some intervals, the mean of this factor is (weight + ends observed) / (weight + ends expected).
+The module corrects published hazards by a run's own observations, and is pure. The hazard of an interval decreases with
+its age. The prior is the share of intervals that end within ten minutes, by age, in the availability traces of "Can't
+Be Late" (NSDI 2024). A run's own intervals scale the prior. Ends follow a Poisson process whose rate is the prior's
+rate multiplied by an unknown factor with a gamma prior. After some intervals, the mean of the unknown factor is (weight
++ ends observed) / (weight + ends expected).
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from segue.policy.rules.view import Floats, Intervals
 
 HOUR = 3600.0
 AGE_EDGES_SECONDS = np.array([0.25, 0.58, 1.08, 2.08, 4.08, 8.08, 16.08]) * HOUR
-"""The edges between the age bins in seconds. The last bin has no end."""
+"""The edges between the age bins in seconds. The last bin has no upper edge."""
 BINS = len(AGE_EDGES_SECONDS) + 1
 _PER = 600.0
 UNKNOWN_AGE_SECONDS = 3600.0
-"""Age in seconds of an interval whose start was not observed.
+"""Assumed age in seconds of an interval whose start the run did not observe.
 
-A random moment is more likely to fall into a long interval.
+The assumed age is long, because a random moment is more likely to fall into a long interval.
 """
 UP_ENDS = np.array([0.278, 0.194, 0.143, 0.080, 0.045, 0.036, 0.024, 0.018])
 """Share of up intervals that end within ten minutes, by age."""
 DOWN_ENDS = np.array([0.350, 0.162, 0.102, 0.068, 0.046, 0.031, 0.021, 0.006])
 """Share of down intervals that end within ten minutes, by age."""
 UP_RATES = -np.log1p(-UP_ENDS) / _PER
-"""Ends of up intervals per second, by age."""
+"""Number of ends of up intervals per second, by age."""
 DOWN_RATES = -np.log1p(-DOWN_ENDS) / _PER
 
 
@@ -48,7 +48,7 @@ def factors(observed: Intervals, *, weight: float) -> tuple[Floats, Floats]:
 
 
 def expected_ends(rates: Floats, seconds: float) -> float:
-    """Return the number of ends that these hazards predict in an interval that has lasted `seconds` from its start."""
+    """Return the number of ends that the given hazards predict in the first `seconds` of an interval."""
     inside = np.clip(seconds - _STARTS, 0.0, np.append(np.diff(_STARTS), np.inf))
     return float(rates @ inside)
 
@@ -56,7 +56,7 @@ def expected_ends(rates: Floats, seconds: float) -> float:
 def mean_left_seconds(ages: Floats) -> tuple[Floats, Floats]:
     """Return the mean remaining seconds of an up interval and of a down interval, by age.
 
-    Beyond the last edge, the values no longer depend on the age.
+    Above the last edge, the values do not depend on the age.
     """
     bins = age_bin(ages)
     start = np.maximum(ages - _STARTS[bins], 0.0)
@@ -67,7 +67,7 @@ _STARTS = np.concatenate([[0.0], AGE_EDGES_SECONDS])
 
 
 def _mean_left(rates: Floats, bins: np.ndarray, into: Floats) -> Floats:
-    # The hazard is constant within a bin: 1/rate, or the rest of the bin and then the mean of the next one.
+    # The hazard is constant within a bin: the mean is 1/rate, or the rest of the bin and then the mean of the next bin.
     left = np.empty(BINS)
     left[-1] = 1 / rates[-1]
     for at in range(BINS - 2, -1, -1):

@@ -1,9 +1,9 @@
-"""Policies with closed rules, which decide in which mode a run should be next.
+"""Defines policies with closed rules for the next mode of a run.
 
-The module is pure. The safety clamp overrules all of these policies. The same policy objects decide in a run and in the
-simulator. The method `choose` works element by element: there is one run in a flow, and there are many runs in a
-simulation. If a policy chooses spot while spot is down, the run waits for spot. With hand-over, on-demand keeps running
-during this wait.
+The module is pure. The safety clamp overrules all policies of this module. A run and the simulator use equal policy
+objects. The method `choose` works element by element, on one run in a flow and on many runs in a simulation. If a
+policy chooses spot while spot is down, the run waits for spot. With hand-over, on-demand keeps running during the wait
+for spot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Policy(Protocol):
 
     @property
     def comes_back(self) -> bool:
-        """Whether the policy ever leaves on-demand for spot again. A standby is sent only for such a policy."""
+        """Whether the policy ever returns from on-demand to spot. Only a policy that returns uses standbys."""
         ...
 
     def choose(self, view: View) -> Wishes: ...
@@ -40,7 +40,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class OnDemandOnly(OnDemandOnlyParameters):
-    """This policy always uses on-demand. It is the safest policy and the baseline for the cost."""
+    """Always uses on-demand. This policy is the safest policy and the baseline for the cost."""
 
     def choose(self, view: View) -> Wishes:
         return np.full(view.mode.shape, ON_DEMAND, np.int8)
@@ -48,7 +48,7 @@ class OnDemandOnly(OnDemandOnlyParameters):
 
 @dataclass(frozen=True)
 class SpotOnly(SpotOnlyParameters):
-    """This policy always uses spot. It has no safety net of its own, but the clamp still overrules it."""
+    """Always uses spot. This policy has no safety-net rule of its own, but the clamp overrules it."""
 
     def choose(self, view: View) -> Wishes:
         return np.full(view.mode.shape, SPOT, np.int8)
@@ -56,8 +56,9 @@ class SpotOnly(SpotOnlyParameters):
 
 @dataclass(frozen=True)
 class Threshold(ThresholdParameters):
-    """This policy follows the rule of many tutorials: after some preemptions, or with little slack left, it uses
-    on-demand to the end.
+    """Moves to on-demand for the rest of the run after a number of preemptions, or if little slack is left.
+
+    Many tutorials describe this rule.
     """
 
     def choose(self, view: View) -> Wishes:
@@ -67,9 +68,7 @@ class Threshold(ThresholdParameters):
 
 @dataclass(frozen=True)
 class Greedy(GreedyParameters):
-    """This policy uses spot until the safety net applies (idle and R < C + 2d), and then uses on-demand to the end
-    ("Can't Be Late", NSDI 2024).
-    """
+    """Uses spot until the safety-net rule applies (idle and R < C + 2d), and then on-demand to the end (NSDI 2024)."""
 
     def choose(self, view: View) -> Wishes:
         return _on_demand_if(_stays(view) | ((view.mode == IDLE) & _is_net_reached(view)))
@@ -77,9 +76,9 @@ class Greedy(GreedyParameters):
 
 @dataclass(frozen=True)
 class TimeSliced(TimeSlicedParameters):
-    """This policy applies the greedy policy within each of some equal slices of the time.
+    """Applies the greedy policy within each of several equal slices of the time.
 
-    Each slice has its share of the work (NSDI 2024, 4.2).
+    Each slice of the time has its share of the work (NSDI 2024, 4.2).
     """
 
     def choose(self, view: View) -> Wishes:
@@ -95,11 +94,11 @@ class TimeSliced(TimeSlicedParameters):
 
 @dataclass(frozen=True)
 class UniformProgress(UniformProgressParameters):
-    """This policy keeps the work done at or above the straight line from the start to the deadline (NSDI 2024, 5.2.2).
+    """Keeps the completed work at or above the straight line from the start to the deadline (NSDI 2024, 5.2.2).
 
-    If a run is idle and behind the line, the policy chooses spot if spot is available, and otherwise on-demand. The
-    policy keeps on-demand until the run is ahead of the line by two changeovers (the hysteresis, rule 3). It keeps spot
-    until the run is preempted. The safety net of this policy is the safety net of the greedy policy.
+    For an idle run behind the line, the policy chooses spot if spot is available, else on-demand. The policy keeps
+    on-demand until the run is ahead of the line by two changeovers (the hysteresis, rule 3). The policy keeps spot
+    until a preemption. It has the safety-net rule of the greedy policy.
     """
 
     def choose(self, view: View) -> Wishes:
@@ -109,9 +108,9 @@ class UniformProgress(UniformProgressParameters):
 
 @dataclass(frozen=True)
 class EagerProgress(EagerProgressParameters):
-    """This policy is Uniform Progress without the hysteresis while spot is available.
+    """Follows Uniform Progress, but without the hysteresis while spot is available.
 
-    It leaves on-demand for spot at any time.
+    The policy moves from on-demand to spot at any time.
     """
 
     def choose(self, view: View) -> Wishes:
@@ -121,10 +120,9 @@ class EagerProgress(EagerProgressParameters):
 
 @dataclass(frozen=True)
 class SlackAge(SlackAgeParameters):
-    """This policy has a closed form: it waits for spot while the expected rest of the down interval is within a share
-    of the slack.
+    """Waits for spot while the expected rest of the down interval is within a share of the slack.
 
-    The policy leaves on-demand for spot if the expected rest of the up interval pays for the changeover.
+    The policy moves from on-demand to spot if the expected rest of the up interval pays for the changeover.
     """
 
     def choose(self, view: View) -> Wishes:
@@ -139,9 +137,7 @@ class SlackAge(SlackAgeParameters):
 
 @dataclass(frozen=True)
 class Capped:
-    """This policy follows another policy until the number of preemptions reaches a bound, and then uses on-demand to
-    the end.
-    """
+    """Follows another policy up to a number of preemptions, and then uses on-demand to the end."""
 
     policy: Policy
     preemptions: int = 3
@@ -156,8 +152,10 @@ class Capped:
 
 
 def _against_the_line(view: View) -> tuple[Flags, Flags]:
-    """Return whether an idle run is behind the line, and whether a run on on-demand is less than two changeovers ahead
-    of the line.
+    """Compare runs with the line from the start to the deadline.
+
+    Return whether an idle run is behind the line, and whether a run on on-demand is less than two changeovers ahead of
+    the line.
     """
     job = view.job
     done = job.work_seconds - view.work_seconds

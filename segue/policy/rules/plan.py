@@ -1,6 +1,6 @@
-"""Chooses as PLAN does: by the dynamic programme, with hazards that follow the run's observations.
+"""Implements the policy PLAN: a dynamic programme with hazards that follow the run's observations.
 
-The module is pure, but it keeps tables.
+The module is pure, except that it stores solved tables.
 """
 
 from __future__ import annotations
@@ -17,29 +17,28 @@ from segue.policy.rules.plan_table import Table, solve
 from segue.policy.rules.view import Floats, Job, View, Wishes
 
 _GRID = 1.5
-"""Ratio of two neighbouring hazard factors that have a table.
+"""Ratio between neighbouring hazard factors for which the module solves a table.
 
-If a hazard is wrong by a quarter, this costs less than the noise of a run.
+An error of a quarter in a hazard costs less than the random variation of a run's cost.
 """
 _COARSEST_SECONDS = 600.0
 _MOMENTS, _WORK_STEPS, _BOOT_STEPS, _HORIZON_STEPS, _STEPS = 60, 8, 12, 600, 800
 _SLACK_STEPS, _MOST_PARTS = 120, 16
 _ABSURD = 1.02
-"""No plan costs more than on-demand alone, but rounding can give a higher cost.
+"""Largest cost share that PLAN reports.
 
-A result above this share is not reported.
+No plan costs more than on-demand alone, but rounding can give a slightly higher share.
 """
 
 
 @dataclass(frozen=True)
 class Plan(PlanParameters):
-    """This policy chooses the lowest expected cost over what spot may do next (see `segue.policy.rules.plan_table`)."""
+    """Chooses the lowest expected cost over the possible futures of spot (see `segue.policy.rules.plan_table`)."""
 
     most_cells: ClassVar[float] = math.inf
-    """The maximum number of cells of one table.
+    """Maximum number of cells of a table: the steps of time left multiplied by the steps of slack.
 
-    It limits the work of solving the table. The number of cells is the steps of time left multiplied by the steps of
-    slack.
+    The maximum limits the time to solve a table.
     """
 
     _tables: dict[tuple[Job, float, float], Table] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -54,10 +53,10 @@ class Plan(PlanParameters):
         return wishes
 
     def cost_share(self, view: View) -> float | None:
-        """Return the expected cost of one run from the start of its job to the goal, as a share of the cost of
-        on-demand.
+        """Return the expected cost of one run to the goal, as a share of the cost of on-demand alone.
 
-        Return None if the grid is too coarse for an answer. This is so if almost no work or almost no slack is left.
+        The cost counts from the start of the run's job. Return None if almost no work or slack is left, because the
+        grid is then too coarse.
         """
         up, down = (self._rounded(values) for values in factors(view.observed, weight=self.prior_weight))
         cost = float(self._table(view.job, float(up[0]), float(down[0])).cost(view)[0])
@@ -79,27 +78,27 @@ class Plan(PlanParameters):
 
 @dataclass(frozen=True)
 class QuickPlan(Plan):
-    """This policy is PLAN as `segue plan` simulates it. If the time to the deadline is long, it uses coarser tables.
+    """A faster PLAN for the simulations of `segue plan`, with coarser tables if the deadline is far away.
 
-    The mean costs of this policy are above the mean costs of PLAN by at most a hundredth of the cost of on-demand.
+    The mean cost of QuickPlan exceeds the mean cost of PLAN by at most a hundredth of the cost of on-demand.
     """
 
     most_cells: ClassVar[float] = 50_000.0
 
 
 def table_for(job: Job, up_factor: float, down_factor: float, *, most_cells: float = math.inf) -> Table:
-    """Return the table of a job. The hazards are the published hazards multiplied by these factors.
+    """Return the table of a job, whose hazards are the published hazards multiplied by the given factors.
 
-    The grid is fine enough for slacks and boots, but not for moments between which nothing is decided. It has a bounded
-    number of steps, and time beyond its horizon is treated like time at the horizon. `most_cells` bounds the steps of
-    time multiplied by the steps of slack, as far as the amount of work permits it.
+    The grid resolves slacks and boots, but not shorter times between two decisions. The number of steps is bounded, and
+    the table treats time beyond its horizon like time at the horizon. `most_cells` limits the steps of time multiplied
+    by the steps of slack, as far as the amount of work permits.
     """
     slack, work = max(job.total_seconds - job.work_seconds, 0.0), job.work_seconds
     wanted = min(_COARSEST_SECONDS, max(slack, work / 100) / _MOMENTS, work / _WORK_STEPS)
     least = max(job.decides_every_seconds, job.changeover_seconds / _BOOT_STEPS)
     step = max(wanted, least, (work + min(slack, work / 2)) / _STEPS)
     horizon = min(max(_HORIZON_STEPS * step, work + min(slack, work / 2)), job.total_seconds)
-    # A whole part of the step, so that the cost of waiting is exact.
+    # The step is a whole multiple, so that the cost of waiting is exact.
     parts = min(math.ceil(step * _SLACK_STEPS / max(slack, step)), _MOST_PARTS)
     cells = horizon * max(horizon - work, step) / step**2 * parts
     if cells > most_cells:

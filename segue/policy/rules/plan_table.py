@@ -1,15 +1,15 @@
-"""Solves PLAN's dynamic programme: the cheapest choice in every state, computed backwards from the deadline.
+"""Solves PLAN's dynamic programme: computes the cheapest choice in every state, backwards from the deadline.
 
 The module is pure. A state consists of the remaining time R, the slack S = R - C, the mode, and the spot state x. The
-spot state is up or down, in one of eight ages. In a step of length h,
+spot state is up or down, with one of eight ages. V is the expected cost. In a step of length h,
 
     idle:       E V(R-h, S-h, idle, x')
     spot:       c + E V(R-h, S - d if it starts, spot while x' is up, else idle less the lost work, x')
     on-demand:  k c + E V(R-h, S - d if it starts, on-demand, x')
     hand-over:  c + k d + E V(R-h, S, spot or, if the standby dies as it boots, on-demand, x')
 
-and V = 0 once S >= R: nothing is left to compute. The changeover d of a start is taken from the slack at once. If the
-safety clamp forbids a choice, the cost of this choice is infinite. Between two points of the grid, V is linear in S.
+V = 0 if S >= R, because no work is left. A start subtracts its changeover d from the slack at once. The cost of a
+choice that the safety clamp forbids is infinite. Between two points of the grid, V is linear in S.
 """
 
 from __future__ import annotations
@@ -29,38 +29,37 @@ UP, DOWN = slice(0, BINS), slice(BINS, 2 * BINS)
 _IDLE, _SPOT, _ON_DEMAND = slice(0, 16), slice(16, 24), slice(24, 40)
 _FIRST_ROW = np.array([0, 16, 24])
 _CHECKED = np.array([1.0, 1.0, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25])
-"""Number of sentinels that start per ten minutes while spot is up and not used, by the age of spot: a sentinel starts
-after 10, 20, 40 and 40 minutes.
+"""Number of sentinel starts per ten minutes while spot is up and unused, by the age of the up interval.
+
+The pauses before the starts are 10, 20, 40 and 40 minutes.
 """
 
 
 @dataclass(frozen=True)
 class Table:
-    """The cheapest choice and its expected cost, for each point of a grid of remaining time and slack."""
+    """The cheapest choice and its expected cost for each grid point of remaining time and slack."""
 
     step_seconds: float
-    """Seconds between two steps of remaining time."""
+    """Seconds between two grid points of remaining time."""
     slack_step_seconds: float
     horizon_seconds: float
     """The longest remaining time in seconds that the grid contains.
 
-    If a run has more remaining time than the horizon, the excess is subtracted from its slack for the look-up.
+    For a run with more remaining time than the horizon, the table subtracts the excess from the slack.
     """
     wishes: NDArray[np.int8]
-    """The cheapest choices, as an array of (steps of remaining time, mode and state of spot, steps of slack)."""
+    """The cheapest choices: an array of shape (steps of remaining time, mode and state of spot, steps of slack)."""
     costs: Floats
-    """The expected cost in spot seconds from the horizon to the goal, as an array of (mode and state of spot, steps of
-    slack).
-    """
+    """The expected cost in spot seconds from the horizon to the goal, by mode and state of spot, and by slack."""
 
     def wish(self, view: View) -> Wishes:
         """Return the cheapest choice for each run of a view."""
         return self.wishes[self._at(view)]
 
     def cost(self, view: View) -> Floats:
-        """Return the expected cost to the goal in spot seconds, for a remaining time of the horizon or more.
+        """Return the expected cost to the goal in spot seconds, if the remaining time is at least the horizon.
 
-        The cost is as exact as the grid.
+        The precision of the cost depends on the grid.
         """
         _, row, slack = self._at(view)
         return self.costs[row, slack]
@@ -78,7 +77,7 @@ class Table:
 def solve(
     job: Job, *, step_seconds: float, slack_step_seconds: float, up_factor: float = 1.0, down_factor: float = 1.0
 ) -> Table:
-    """Return the table for a job. The hazards are the published hazards multiplied by these factors.
+    """Return the table for a job, whose hazards are the published hazards multiplied by the given factors.
 
     Time and memory grow with the number of steps of remaining time multiplied by the number of steps of slack. A table
     of 400 times 100 steps takes 0.1 s.
@@ -99,9 +98,9 @@ def solve(
 
 
 def moves(step_seconds: float, *, up_factor: float, down_factor: float) -> Floats:
-    """Return the probability of each change of the spot state in one step, as an array of (16, 16).
+    """Return the transition probabilities of the spot state in one step, as an array of shape (16, 16).
 
-    The first eight states are up by age, the next eight states are down by age.
+    The first eight states are up intervals by age, and the next eight states are down intervals by age.
     """
     widths = np.diff(np.concatenate([[0.0], AGE_EDGES_SECONDS]))
     ages = np.concatenate([np.minimum(step_seconds / widths, 1.0), [0.0]])
@@ -117,9 +116,9 @@ def moves(step_seconds: float, *, up_factor: float, down_factor: float) -> Float
 
 
 class _Step:
-    """One step back in time of the dynamic programme.
+    """Computes one step back in time of the dynamic programme.
 
-    A boot may last several steps. The outcome of the boot is looked up this number of steps ahead.
+    A boot may last several steps. The class then reads the outcome of the boot several steps ahead.
     """
 
     def __init__(self, job: Job, step_seconds: float, slack_step_seconds: float, chances: Floats) -> None:
@@ -149,7 +148,7 @@ class _Step:
         if not job.may_return:  # On-demand does the rest.
             back = (np.full_like(idle, np.inf), np.concatenate([never, never]))
         else:
-            # With hand-over on-demand is left only for a standby that is ready, never to wait for spot.
+            # With hand-over, a run leaves on-demand only for a standby that is ready, never to wait for spot.
             back = (np.full_like(idle, np.inf) if job.handover else idle, np.concatenate([move, never]))
         blocks = (
             (idle, np.concatenate([start, never]), begin),
@@ -180,7 +179,8 @@ class _Step:
             paid = np.clip(work - at * length, 0.0, length) if standby else np.minimum(work + booting, length)
             if standby:
                 paid = paid + job.price_ratio * np.minimum(paid, booting)
-            # If a standby dies as it boots, on-demand keeps working; one that took over is an attempt like any other.
+            # If a standby dies during its boot, on-demand keeps working. A standby that took over is an ordinary
+            # attempt.
             gone = later[_ON_DEMAND][DOWN] if standby and left > 0 else later[_IDLE][DOWN]
             if not standby:
                 gone = self._less_slack(gone, (at + 1) * length if left > 0 else job.changeover_seconds)
@@ -192,7 +192,7 @@ class _Step:
         return value
 
     def _less_slack(self, value: Floats, seconds: float) -> Floats:
-        """Return the values of the states with `seconds` less slack, to which a choice leads."""
+        """Return the values of the states after a choice that costs `seconds` of slack."""
         whole, part = divmod(seconds / self._slack_step, 1.0)
         near = shifted(value, int(whole))
         if part < 1e-9:
@@ -202,14 +202,14 @@ class _Step:
 
 
 def _expected(chances: Floats, value: Floats) -> Floats:
-    # Infinity times zero is not a number: a large cost stands for what is impossible.
+    # Infinity times zero is not a number, so a large cost represents an impossible choice.
     return chances @ np.minimum(value, 1e12)
 
 
 def shifted(value: Floats, by: int, *, otherwise: float = np.inf) -> Floats:
-    """Return the values with this number of steps less slack on the last axis.
+    """Return the values shifted by `by` steps of slack on the last axis.
 
-    Where no such state exists, the value is `otherwise`.
+    The value is `otherwise` for a state whose slack is less than `by` steps.
     """
     moved = np.full_like(value, otherwise)
     size = value.shape[-1]

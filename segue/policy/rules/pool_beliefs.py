@@ -1,16 +1,16 @@
-"""Estimates how the availability intervals of several spot pools end, and how often a pool grants a request.
+"""Estimates the hazards of the availability intervals of several spot pools, and how often a pool grants a request.
 
 The module is pure. The prior is the prior of PLAN on one pool: hazards by age from the traces of "Can't Be Late" (NSDI
-2024). The last bin of ages is divided at 32 hours. Each pool has one unknown factor on the hazards of its young
-intervals, and one unknown factor on the hazards of its old intervals. Both have gamma priors. There are two factors
-because pools differ much more in how long their long intervals last than in how short their short intervals are.
+2024), with the last age bin divided at 32 hours. For each pool, one unknown factor scales the hazards of young
+intervals, and a second factor scales the hazards of old intervals. Both factors have gamma priors. Two factors are
+necessary, because pools differ more in the length of their long intervals than in the length of their short intervals.
 
-While a factor is not known, an interval that lasts shows that the factor is small. The hazard at age a is therefore
+An interval that lasts is evidence that the unknown factor is small. The hazard at age a is therefore
 
     base(a) (w + ends) / (w / g + expected + H(a))
 
-where H(a) is the number of ends that the base predicts until that age, w is the weight of the prior in ends, and g is
-the mean factor of all pools of the run.
+H(a) is the number of ends that the base predicts until age a, w is the weight of the prior in ends, and g is the mean
+factor of all pools of the run.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ AGE_EDGES_SECONDS = np.append(hazards.AGE_EDGES_SECONDS, 32 * HOUR)
 BINS = len(AGE_EDGES_SECONDS) + 1
 UP_RATES = np.append(hazards.UP_RATES[:-1], np.array([0.1, 0.04]) / HOUR)
 DOWN_RATES = np.append(hazards.DOWN_RATES[:-1], np.array([0.06, 0.02]) / HOUR)
-"""Ends per second, by age. Beyond 16 hours the values come from the same traces, which have few such intervals."""
+"""Number of ends of down intervals per second, by age. The traces have few intervals of more than 16 hours."""
 UNKNOWN_AGE_SECONDS = 1800.0
-"""Age in seconds of an interval whose begin was not observed.
+"""Assumed age in seconds of an interval whose begin the run did not observe.
 
-It is shorter than on one pool, so that an end in the first minutes of a machine counts as the end of a young interval.
-Such ends then show on which pools machines die early.
+The assumed age is shorter than on one pool. An end in the first minutes of a machine is therefore the end of a young
+interval, and shows that machines of the pool die early.
 """
 
 _STARTS = np.concatenate([[0.0], AGE_EDGES_SECONDS])
 _WIDTHS = np.append(np.diff(_STARTS), np.inf)
 _MIDDLES = np.append((_STARTS[:-1] + _STARTS[1:]) / 2, 48 * HOUR)
 _IS_YOUNG = np.arange(BINS) < 3
-"""The ages up to about an hour."""
+"""The age bins up to about an hour."""
 
 
 def age_bin(seconds: float) -> int:
@@ -49,30 +49,30 @@ def age_bin(seconds: float) -> int:
 
 
 def expected_ends(rates: Floats, seconds: float) -> Floats:
-    """Return the ends that these rates predict until this age, as an array of (young, old)."""
+    """Return the number of ends that the rates predict until an age, as an array of (young, old)."""
     each = rates * np.clip(seconds - _STARTS, 0.0, _WIDTHS)
     return np.array([each[_IS_YOUNG].sum(), each[~_IS_YOUNG].sum()])
 
 
 def survival(rates: Floats, begin_seconds: float, seconds: float) -> Floats:
-    """Return the share of intervals of this age that last for so many more seconds, for the rates of each pool."""
+    """Return the share of intervals of age `begin_seconds` that last for another `seconds`, for each pool."""
     after, before = (np.clip(age - _STARTS, 0.0, _WIDTHS) for age in (begin_seconds + seconds, begin_seconds))
     return np.asarray(np.exp(-(rates * (after - before)).sum(axis=-1)))
 
 
 class Weights(NamedTuple):
-    """Weights of the priors. The factors have weights in ends, as (young, old). The share has a weight in requests."""
+    """Weights of the priors: in ends for the factors, as (young, old), and in requests for the share."""
 
     up: tuple[float, float] = (3.0, 1.0)
     down: tuple[float, float] = (3.0, 1.5)
     share: float = 2.0
     prior_share: float = 0.65
-    """The share of requests that are granted, before any request was made."""
+    """The prior of the share of requests that a pool grants."""
 
 
 @dataclass
 class Ends:
-    """The intervals of one kind, up or down, that were observed on each pool."""
+    """The observed up intervals or down intervals of each pool."""
 
     base: Floats
     weight: Floats
@@ -84,7 +84,7 @@ class Ends:
         return cls(base, np.array(weight), np.zeros((pools, 2)), np.zeros((pools, 2)))
 
     def add(self, pool: int, begin_seconds: float, seconds: float, *, has_ended: bool) -> None:
-        """Add an interval that was observed from an age on."""
+        """Add an interval whose observation began at the age `begin_seconds`."""
         age = begin_seconds + seconds
         self.expected[pool] += expected_ends(self.base, age) - expected_ends(self.base, begin_seconds)
         self.ends[pool, 0 if _IS_YOUNG[age_bin(age)] else 1] += has_ended
@@ -109,11 +109,11 @@ class Beliefs:
         self._granted, self._refused = np.zeros(pools), np.zeros(pools)
 
     def asked(self, pool: int, *, is_granted: bool) -> None:
-        """Add a request to a pool that was not asked for a while."""
+        """Add a request to a pool without a recent request."""
         (self._granted if is_granted else self._refused)[pool] += 1
 
     def shares(self) -> Floats:
-        """Return the probability that a pool grants a request, if it was not asked for a while."""
+        """Return the probability that a pool without a recent request grants a request."""
         weight, granted, refused = self._weights.share, self._granted, self._refused
         pooled = weight + granted.sum() + refused.sum()
         mean = (weight * self._weights.prior_share + granted.sum()) / pooled
@@ -121,5 +121,5 @@ class Beliefs:
 
     @property
     def version(self) -> tuple[bytes, ...]:
-        """A value that changes with each end and each request, but not with time alone."""
+        """A value that changes with each observed end and each request, but not with time."""
         return tuple(each.tobytes() for each in (self.up.ends, self.down.ends, self._granted, self._refused))

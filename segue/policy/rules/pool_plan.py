@@ -1,7 +1,7 @@
-"""Chooses among several spot pools and on-demand, by the costs that PLAN expects for each choice.
+"""Chooses among several spot pools and on-demand by PLAN's expected cost of each choice.
 
-The module is pure, but it keeps solved tables (`segue.policy.rules.pool_table`). On one pool, PLAN is
-`segue.policy.rules.plan`.
+The module is pure, except that it stores solved tables (`segue.policy.rules.pool_table`). `segue.policy.rules.plan`
+implements PLAN for one pool.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from segue.policy.rules.pool_table import NEVER, Costs, Pools, Table, solve
 from segue.policy.rules.view import Floats
 
 _USEFUL_SLACK_SECONDS, _USEFUL_STARTS = 12 * 3600.0, 20
-"""Slack that a table covers at least, in seconds and in starts, even if little work is left."""
+"""Minimum slack that a table covers even if little work is left, in seconds and in starts."""
 _COARSEST_SECONDS, _FEWEST_STEPS, _MOST_STEPS = 300.0, 200, 2000
-"""The longest step of a table in seconds, and the least and the largest number of steps. The number counts more."""
+"""The longest step of a table in seconds, and the minimum and maximum number of steps. The numbers take precedence."""
 _SLACK_PARTS, _SLACK_STEPS = 5, 120
-"""Steps of slack: at most this number for each step of time, and about this number in all."""
+"""Maximum number of steps of slack for each step of time, and approximate number of steps of slack in total."""
 _ROUNDED_STEPS = 32
-"""A table begins at a multiple of this number of steps, so that it can be used again."""
+"""A table begins at a multiple of this number of steps, so that later decisions can use the table again."""
 _GRID = 1.2
-"""The ratio of two neighbouring steps."""
+"""The ratio of two neighbouring step lengths."""
 _MOMENTS = 64
-"""Number of moments of the coming wait that are looked at, and as many changeovers as a quarter of it."""
+"""Number of moments of the coming wait that `waits` evaluates. The wait is divided into at least a quarter as many
+changeovers."""
 _NOTHING = 1e-6
-"""A saving that is a smaller part of a cost than this is none."""
+"""Least saving that counts, as a share of a cost."""
 
 
 @dataclass(frozen=True)
@@ -38,34 +39,34 @@ class Waits:
     """How long a run without a machine waits for spot, and on which pools it waits."""
 
     longest_seconds: float
-    """Seconds until on-demand is cheaper, if no spot machine comes. The value is 0 if on-demand is cheaper at once."""
+    """Seconds until on-demand is cheaper if no spot machine comes. The value is 0 if on-demand is cheaper now."""
     after_seconds: dict[int, float]
-    """The pools on which the attempt is requested, in order, with the times of the requests."""
+    """The seconds until the request on each pool, in the order of the requests."""
 
 
 class PoolPlan:
-    """The choices of one run at one moment.
+    """Computes the choices of one run at one moment.
 
-    Costs are in the money of the prices, which should be near 1 per hour. `down_seconds` has one value for each pool:
-    the seconds for which the pool is known to be down now. The value is not finite if the run does not know whether the
-    pool is down. The choices look at most `ahead_seconds` ahead.
+    Costs have the currency of the prices, which should be near 1 per hour. `down_seconds` contains, for each pool, the
+    seconds for which the pool is known to be down. The value for a pool is infinite if the run does not know whether
+    the pool is down. The choices look at most `ahead_seconds` ahead.
     """
 
     def __init__(
         self, pools: Pools, *, remaining_seconds: float, work_seconds: float, ahead_seconds: float = 0.0
     ) -> None:
         slack, boot = max(remaining_seconds - work_seconds, 0.0), pools.changeover_seconds
-        # More slack than this is worth nothing: spot comes before it is used.
+        # More slack has no value, because spot comes before the run uses it.
         useful = max(work_seconds, _USEFUL_SLACK_SECONDS, _USEFUL_STARTS * (pools.least_slack_seconds + boot))
         horizon = work_seconds + min(slack, useful)
         self._pools = pools
         self._beyond = max(remaining_seconds - horizon, 0.0)
-        """Time beyond the horizon is not in the table. In this time, nothing has to be decided."""
+        """Seconds beyond the horizon of the table, in which the run has nothing to decide."""
         self._remaining, self._slack = horizon, horizon - work_seconds
         self._table = _table_for(pools, horizon, horizon - work_seconds, ahead_seconds)
 
     def waits(self, down_seconds: Floats, *, longest_seconds: float) -> Waits:
-        """Return how a run waits that has no machine, for at most this number of seconds."""
+        """Return the waits of a run without a machine, of at most `longest_seconds`."""
         known, boot = np.isfinite(down_seconds), self._pools.changeover_seconds
         offsets = np.linspace(0.0, longest_seconds, _MOMENTS)
         soon = boot * np.arange(_MOMENTS // 4)
@@ -79,11 +80,11 @@ class PoolPlan:
                 longest = float(offset)
                 break
         if longest < boot and any(not known[pool] for pool in first):
-            # A pool that was not asked for a while may have a machine at once.
+            # A pool without a recent request may have a machine at once.
             longest = min(max(boot, 1.0), longest_seconds)
             return Waits(longest, dict.fromkeys(first, 0.0))
         if not first and longest > 0:
-            # To wait costs less than any machine now, and a run can wait only for a pool.
+            # Waiting costs less than any machine now, and a run can wait only for a pool.
             _, starts, _ = self._without_machine(down_seconds, 0.0)
             best = int(np.argmin(starts))
             first = {best: 0.0} if starts[best] < NEVER / 2 else {}
@@ -92,10 +93,10 @@ class PoolPlan:
         return Waits(longest if asked else 0.0, asked)
 
     def savings(self, place: int | None, age_seconds: float, up_seconds: Floats) -> Floats:
-        """Return the money that a move to each pool saves, if the pool has a machine now and has been up for so long.
+        """Return the money that a move to each pool saves, if the pool has a machine and has been up for `up_seconds`.
 
-        `place` is the pool of the machine that works now, whose up interval has this age. None means on-demand, and the
-        age is the age of the down interval of spot.
+        `place` is the pool of the current machine, and `age_seconds` is the age of its up interval. If `place` is None,
+        the run is on on-demand, and `age_seconds` is the age of the down interval of spot.
         """
         costs, own = self._at(0.0), age_bin(max(age_seconds, 0.0))
         stay = costs.on_demand[own] if place is None else costs.stay[place, own]
@@ -107,7 +108,7 @@ class PoolPlan:
         return saved
 
     def keeps(self, place: int, age_seconds: float) -> bool:
-        """Whether a run on a spot machine keeps it, although it could change to on-demand."""
+        """Whether a run on a spot machine keeps the machine instead of a move to on-demand."""
         costs, age = self._at(0.0), age_bin(max(age_seconds, 0.0))
         return bool(costs.stay[place, age] <= costs.start_on_demand[place, age])
 
@@ -116,11 +117,12 @@ class PoolPlan:
         return self._table.at(self._remaining - waited, self._slack - waited)
 
     def _without_machine(self, down_seconds: Floats, offset: float) -> tuple[float, Floats, bool]:
-        """Return the cost without a spot machine, the cost of a machine on each pool, and whether on-demand is cheaper
-        than to wait on.
+        """Return the cost without a spot machine, the cost of a machine on each pool, and whether on-demand is cheaper.
+
+        The last value compares on-demand with a longer wait for spot.
         """
         costs, known = self._at(offset), np.isfinite(down_seconds)
-        # The first refusal of a pool shows that it is down, not since when.
+        # The first refusal of a pool shows that the pool is down, but not since when.
         waited = age_bin(float(np.min(np.where(known, down_seconds, 0.0))) + offset)
         kinds = np.where(known | (offset > 0), 0, 1)
         idle, on_demand = float(costs.idle[-1, waited]), float(costs.start_on_demand[-1, waited])
@@ -128,11 +130,11 @@ class PoolPlan:
         return min(idle, on_demand), starts, on_demand <= idle
 
     def _after_seconds(self, down_seconds: Floats, first: dict[int, float]) -> dict[int, float]:
-        """Return the times of the requests. A cheaper pool gets a head start if this is expected to save money.
+        """Return the times of the requests. A cheaper pool gets a head start if the expected saving is positive.
 
-        All pools are asked by requests that wait, and the first machine trains. Without a head start, a dear pool often
-        comes first although a cheap pool also has a machine. The head start is the changeover: after that time, a pool
-        that has a machine has started it. The head start costs slack if the cheaper pools have none.
+        The requests wait on all pools, and the first machine trains. Without a head start, a dear pool often comes
+        first although a cheap pool also has a machine. The head start is one changeover, in which a pool with a machine
+        starts the machine. The head start costs slack if the cheaper pools have no machine.
         """
         now, seconds = self._without_machine(down_seconds, 0.0), self._pools.changeover_seconds
         later = self._without_machine(down_seconds, seconds)
@@ -148,7 +150,7 @@ class PoolPlan:
         return dict(sorted(found.items(), key=lambda each: each[1]))
 
     def _chance(self, pool: int, down_seconds: float) -> float:
-        """The probability that a pool has a machine now or within a changeover."""
+        """Return the probability that a pool has a machine now or within a changeover."""
         if not math.isfinite(down_seconds):
             return self._pools.shares[pool]
         rate = self._pools.down_rates[pool][age_bin(down_seconds)]
@@ -167,7 +169,8 @@ def _table_for(pools: Pools, remaining_seconds: float, slack_seconds: float, ahe
 
 @lru_cache(maxsize=2)
 def _solved(pools: Pools, remaining: tuple[int, float], slack: tuple[int, float], kept: int) -> Table:
-    """Return the table for this number and length of steps, of remaining time and of slack."""
+    """Return the table for a number and length of steps of remaining time, and for a length and number of steps of
+    slack."""
     return solve(
         pools,
         remaining_seconds=remaining[0] * remaining[1],
@@ -179,7 +182,7 @@ def _solved(pools: Pools, remaining: tuple[int, float], slack: tuple[int, float]
 
 
 def _rounded(seconds: float) -> float:
-    """The next value of a grid that is at least as large."""
+    """Return the smallest value of the grid of step lengths that is at least `seconds`."""
     return float(_GRID ** math.ceil(math.log(max(seconds, 1e-3)) / math.log(_GRID) - 1e-9))
 
 

@@ -1,17 +1,18 @@
-"""Solves PLAN's dynamic programme for several spot pools: the expected cost of every choice, backwards from the
-deadline.
+"""Solves PLAN's dynamic programme for several spot pools, backwards from the deadline.
 
-The module is pure. A state consists of the remaining time R, the slack S = R - C, and one of
+The module is pure and computes the expected cost of every choice. A state consists of the remaining time R, the slack S
+= R - C, and one of
 
     spot i, age a        on the spot machine of pool i, whose up interval has lasted for a
     waiting i, age b     without a machine: pool i went down b ago, and the other pools were not asked since
     idle i, age b        without a machine: all pools are down, one of them for b, and pool i has the checkpoint
     on-demand, age b     on on-demand: the pools are down, one of them for b
 
-A request that is refused costs nothing. The pools are therefore asked in the order of the expected cost of a machine
-there, as long as this cost is lower than the cost of the present choice. If a pool comes up while it is watched, its up
-interval is young. The age of the interval of a pool that was not asked for a while is not known. Between two points of
-the grid, costs are linear in S. If the slack is less than the least slack, on-demand does the rest of the work.
+A refused request costs nothing. PLAN therefore requests a machine on the pools in the order of the expected cost of
+their machines, while this cost is lower than the cost of the present choice. If the run observes that a pool comes up,
+the up interval of the pool is young. The age of the interval is unknown for a pool without a recent request. Between
+two points of the grid, costs are linear in S. If the slack is less than the least slack, on-demand does the rest of the
+work.
 """
 
 from __future__ import annotations
@@ -28,40 +29,40 @@ from segue.policy.rules.pool_beliefs import AGE_EDGES_SECONDS, BINS, UNKNOWN_AGE
 from segue.policy.rules.view import Flags, Floats
 
 Moves = Literal["overlapping", "by_restart", "none"]
-"""How a run leaves a machine that works for a spot machine on another pool.
+"""How a run moves from a working machine to a spot machine on another pool.
 
-`overlapping`: the machine works until the new machine has booted, and both are paid. `by_restart`: the machine is given
-back first, so that the changeover costs slack. `none`: a run leaves no machine that works.
+`overlapping`: the old machine works until the new machine has booted, and the run pays both. `by_restart`: the run
+releases the old machine first, so that the changeover costs slack. `none`: a run never leaves a working machine.
 """
 
 NEVER = 1e9
-"""The cost of a choice that is not permitted."""
+"""The cost that represents a forbidden choice."""
 _SAME = 1e-6
 _MOST_ASKED = 4
-"""The number of pools that the calculation asks one after the other, at most."""
+"""Maximum number of pools for which the calculation includes consecutive requests."""
 _WASTED_SHARE = 0.6
-"""Share of a changeover that is paid, on the mean, if the machine is lost during the changeover."""
+"""Mean share of a changeover that the run pays if it loses the machine during the changeover."""
 
 
 @dataclass(frozen=True)
 class Pools:
-    """The spot pools of a job at one moment. Prices are in money per second. All values can be hashed."""
+    """The spot pools of a job at one moment. Prices are per second. All values are hashable."""
 
     prices: tuple[float, ...]
     on_demand_price: float
     transfer: tuple[tuple[float, ...], ...]
-    """Money for the transfer of the checkpoint, as (from, to). In the last row there is no checkpoint yet."""
+    """Cost of the transfer of the checkpoint, as (from, to). The last row is for a run without a checkpoint."""
     transfer_to_on_demand: tuple[float, ...]
     on_demand_source: int
-    """The row of `transfer` that holds while the job is on on-demand."""
+    """The row of `transfer` for a job on on-demand."""
     changeover_seconds: float
     least_slack_seconds: float
-    """With less slack than this, on-demand has to do the rest of the work."""
+    """Least slack in seconds at which the run need not use on-demand for the rest of the work."""
     up_rates: tuple[tuple[float, ...], ...]
     """Hazards of up intervals, as (pool, age)."""
     down_rates: tuple[tuple[float, ...], ...]
     shares: tuple[float, ...]
-    """The probability that a pool that was not asked for a while is up."""
+    """The probability that a pool without a recent request is up."""
     lost_by_a_death_seconds: float = 0.0
     handover_seconds: float = 0.0
     """Seconds of an overlapping move in which neither machine makes progress."""
@@ -72,29 +73,29 @@ class Costs(NamedTuple):
     """The expected costs from one moment to the goal, by choice."""
 
     stay: Floats
-    """(pool, age): keep the spot machine."""
+    """Cost of keeping the spot machine, as (pool, age)."""
     idle: Floats
-    """(source, age): wait while all pools are down."""
+    """Cost of waiting while all pools are down, as (source, age)."""
     wait: Floats
-    """(pool, age): wait for the pool with the checkpoint, without a request to another pool."""
+    """Cost of waiting for the pool with the checkpoint, without a request to another pool, as (pool, age)."""
     on_demand: Floats
-    """(age,): be on on-demand already."""
+    """Cost of staying on on-demand, as (age,)."""
     start_on_demand: Floats
-    """(source, age): start on-demand while the pools are down for so long."""
+    """Cost of starting on-demand while the pools have been down for an age, as (source, age)."""
     start: Floats
-    """(young or of unknown age, source, pool): start on a spot machine without having a machine before."""
+    """Cost of starting on a spot machine without an earlier machine, as (young or unknown age, source, pool)."""
     move: Floats
-    """(young or of unknown age, pool or on-demand, pool): leave a machine that works for a spot machine."""
+    """Cost of moving from a working machine to a spot machine, as (young or unknown age, pool or on-demand, pool)."""
 
 
 class Table:
-    """The costs for each step of remaining time and each step of slack."""
+    """The costs for each grid point of remaining time and slack."""
 
     def __init__(self, steps: list[Costs], *, first: int, step_seconds: float, slack_step_seconds: float) -> None:
         self._steps, self._first, self._step, self._slack_step = steps, first, step_seconds, slack_step_seconds
 
     def at(self, remaining_seconds: float, slack_seconds: float) -> Costs:
-        """Return the costs at one moment, linear in the slack, and in the remaining time for the same work."""
+        """Return the costs at one moment, interpolated in the slack, and in the remaining time for equal work."""
         work = max(remaining_seconds - slack_seconds, 0.0)
         at = remaining_seconds / self._step - self._first
         at = min(max(at, 0.0), len(self._steps) - 1.0)
@@ -122,9 +123,9 @@ def solve(
     slack_step_seconds: float,
     most_steps: int | None = None,
 ) -> Table:
-    """Return the table for a job with this remaining time, and with at most this slack.
+    """Return the table for a job with a given remaining time and a maximum slack.
 
-    If `most_steps` is given, the table contains only this number of steps, those of the longest remaining times.
+    If `most_steps` is given, the table contains only the `most_steps` steps with the longest remaining times.
     """
     slack: Floats = np.arange(math.ceil(slack_seconds / slack_step_seconds) + 2, dtype=float) * slack_step_seconds
     solving = _Solving(pools, slack, step_seconds, slack_step_seconds)
@@ -138,7 +139,7 @@ def solve(
 
 
 class _Later(NamedTuple):
-    """The least costs at a later moment, by state."""
+    """The lowest costs at a later moment, by state."""
 
     spot: Floats
     idle: Floats
@@ -147,7 +148,7 @@ class _Later(NamedTuple):
 
 
 class _Solving:
-    """Goes back in time, one step after the other."""
+    """Computes the costs step by step, backwards in time."""
 
     def __init__(self, pools: Pools, slack: Floats, step_seconds: float, slack_step_seconds: float) -> None:
         self._pools, self._slack, self._step, self._slack_step = pools, slack, step_seconds, slack_step_seconds
@@ -155,12 +156,12 @@ class _Solving:
         self._own = np.arange(count)
         self._prices, self._transfer = np.array(pools.prices), np.array(pools.transfer)
         self._others = np.where(np.eye(count, dtype=bool), 0.0, np.array(pools.shares))
-        """The probability that another pool is up when a machine dies, as (own, other)."""
+        """The probability that another pool is up when a machine dies, as (pool of the machine, other pool)."""
         self._to_on_demand = np.array(pools.transfer_to_on_demand)
         up_rates, down_rates = np.array(pools.up_rates), np.array(pools.down_rates)
         widths = np.diff(np.concatenate([[0.0], AGE_EDGES_SECONDS]))
         self._older = np.append(np.minimum(step_seconds / widths, 1.0), 0.0)[:, None]
-        """The share of each bin of ages that is in the next bin after a step."""
+        """The share of the intervals in each age bin that are in the next bin after a step."""
         self._ends, self._comes = -np.expm1(-up_rates * step_seconds), -np.expm1(-down_rates * step_seconds)
         ages = (0.0, UNKNOWN_AGE_SECONDS)
         self._survives = [survival(up_rates, age, pools.changeover_seconds)[:, None] for age in ages]
@@ -217,17 +218,17 @@ class _Solving:
         self._later.appendleft(found)
         self._start, self._move = start, move
         costs = Costs(stay, idle, wait, found.on_demand, begin, start, move)
-        # Half as much memory, and exact enough to compare costs.
+        # float32 needs half as much memory, and is exact enough to compare costs.
         return Costs(*(cast("Floats", each.astype(np.float32)) for each in costs))
 
     def _starts(self, work: Floats) -> Floats:
-        """The cost of a spot machine that was granted, and that may be lost during its changeover."""
+        """Return the cost of a granted spot machine, which the run may lose during the changeover."""
         pools, lost = self._pools, self._after_boot("waiting")[:, 0]
         found = []
         for kind, survives in enumerate(self._survives):
             share = survives + (1 - survives) * _WASTED_SHARE
             then = survives * self._less_slack(self._booted(kind, work), pools.changeover_seconds)
-            # A machine that is lost in its boot works for no part of a step.
+            # A machine that the run loses during the boot does no work in the step.
             boot = pools.changeover_seconds
             gone = self._less_slack(lost, boot + self._rest_of_step, otherwise=self._less_slack(lost, boot))
             then = then + (1 - survives) * gone
@@ -239,7 +240,7 @@ class _Solving:
         return start
 
     def _moves(self, start: Floats, work: Floats) -> Floats:
-        """The cost of leaving a machine that works for a spot machine that was granted."""
+        """Return the cost of a move from a working machine to a granted spot machine."""
         pools, on_demand = self._pools, self._pools.on_demand_source
         if pools.moves == "by_restart":
             return np.concatenate([start[:, :-1], start[:, on_demand : on_demand + 1]], axis=1)
@@ -261,13 +262,13 @@ class _Solving:
             moved = way[:, :, None] + paid + handed + (boots + survives * then)[None]
             found.append(moved + (1 - survives)[None] * stays[:, None])
         move = np.array(found)
-        # What is known of the other pools is lost in a move, so a move to a dearer pool could seem to be a gain.
+        # A move loses the knowledge about the other pools, so a move to a dearer pool could seem to save money.
         move[:, self._prices[None] >= own_prices[:, None]] = NEVER
         move[..., self._is_forced] = NEVER
         return move
 
     def _booted(self, kind: int, work: Floats) -> Floats:
-        """The cost of a spot machine after its boot."""
+        """Return the cost of a spot machine after its boot."""
         rest = self._prices[:, None] * np.minimum(work, self._rest_of_step)
         return np.asarray(rest + self._after_boot("spot")[:, self._bin_after[kind]])
 
@@ -279,11 +280,11 @@ class _Solving:
         return np.where(self._is_forced, all_on_demand[:, None], np.minimum(begin, all_on_demand[:, None]))
 
     def _with_offers(self, later: _Later) -> _Later:
-        """The costs at the end of a step in which pools that were down may have come up."""
+        """Return the costs at the end of a step in which pools may have come up."""
         if self._start is None or self._move is None:
             return later
         young, by_age = self._start[0], self._comes.T[None]
-        # The others have been down for about as long as this machine has worked.
+        # The other pools have been down for about as long as this machine has worked.
         others = np.repeat(by_age, len(self._own), axis=0)
         others[self._own, :, self._own] = 0.0
         spot = self._offered(later.spot, self._move[0, :-1], others)
@@ -294,7 +295,7 @@ class _Solving:
         return _Later(spot, idle, chance * np.minimum(own, rest) + (1 - chance) * rest, on_demand)
 
     def _offered(self, otherwise: Floats, start: Floats, chances: Floats, *, most: int = _MOST_ASKED) -> Floats:
-        """The least of staying `otherwise` and of the pools that have a machine, which are asked in turn.
+        """Return the lower cost of `otherwise` and of the pools with a machine, which are asked in turn.
 
         Shapes: `otherwise` (source, age, slack), `start` (source, pool, slack), `chances` (source or 1, age or 1,
         pool).
@@ -306,23 +307,23 @@ class _Solving:
         found = np.zeros_like(otherwise)
         sources = np.arange(len(order))[:, None, None] if len(chances) > 1 else np.zeros((1, 1, 1), int)
         for at in range(count):
-            # (source, age, slack): the chance of the pool that is asked as number `at` there.
+            # Shape (source, age, slack): the probability that the pool of request number `at` has a machine.
             chance = np.moveaxis(chances[sources[..., 0], :, order[:, at]], -1, 1)
             found = found + rest * chance * np.minimum(otherwise, costs[:, None, at])
             rest = rest * (1 - chance)
         return np.asarray(found + rest * otherwise)
 
     def _survived(self, spot: Floats) -> Floats:
-        """The expected cost after a step in which the machine was kept."""
+        """Return the expected cost after a step in which the run kept its machine."""
         return np.asarray((1 - self._ends)[:, :, None] * self._lasting(spot))
 
     def _lasting(self, value: Floats) -> Floats:
-        """The expected cost after a step in which the interval goes on. Its age is the last axis but one."""
+        """Return the expected cost after a step in which the interval continues. The last axis but one is the age."""
         older = np.concatenate([value[..., 1:, :], value[..., -1:, :]], axis=-2)
         return np.asarray((1 - self._older) * value + self._older * older)
 
     def _after_boot(self, name: str) -> Floats:
-        """The costs of states after a boot. If the boot ends between two time steps, the costs are interpolated."""
+        """Return the costs of states after a boot, interpolated if the boot ends between two time steps."""
         last = getattr(self._later[min(self._boot_steps, len(self._later) - 1)], name)
         if not self._boot_steps:
             return np.asarray(last)
@@ -330,9 +331,9 @@ class _Solving:
         return np.asarray(before if self._boot_part < 1e-9 else (1 - self._boot_part) * before + self._boot_part * last)
 
     def _less_slack(self, value: Floats, seconds: float, *, otherwise: Floats | None = None) -> Floats:
-        """For each state, the value of the state with `seconds` less slack.
+        """Return, for each state, the value of the state with `seconds` less slack.
 
-        `otherwise` applies if the state has less slack than that. By default such a choice is not permitted.
+        The value is `otherwise` for a state with less slack than `seconds`. By default, the choice is then forbidden.
         """
         if seconds <= 0.0:
             return value

@@ -1,4 +1,4 @@
-"""The rule of each policy, by the name that a run spec or a command line asks for. The module is pure."""
+"""Maps the name of each policy in a run spec or a command to its rule. The module is pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RULES: dict[str, type[Any]] = {
 }
 """The rule class for each declaration in `segue.policies`.
 
-The class has the parameters of the declaration, and chooses by them.
+A rule class has the parameters of its declaration, and chooses the capacity by these parameters.
 """
 
 
@@ -36,7 +36,7 @@ def named_policy(name: str, parameters: Mapping[str, float] | None = None) -> Po
     """Return the policy with this name and these parameters.
 
     Raises:
-        ValueError: there is no such policy, it has no such parameter, or the parameter cannot have this value.
+        ValueError: the policy or the parameter does not exist, or the value of the parameter is invalid.
     """
     checked = checked_parameters(name, parameters or {})
     policy: Policy = RULES[name](**checked)

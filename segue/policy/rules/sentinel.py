@@ -1,6 +1,4 @@
-"""Models the standby as a sentinel: the cost of learning through a sentinel that spot is back, and the times at which
-it is sent again.
-"""
+"""Models the standby as a sentinel: the cost of a start, and the times at which segue starts it again."""
 
 from __future__ import annotations
 
@@ -8,4 +6,4 @@ SENTINEL_SECONDS = 180.0
 """Seconds of spot that one start of a sentinel costs."""
 
 PAUSES_SECONDS = (600.0, 1200.0, 2400.0)
-"""Pauses in seconds until a standby is sent again after a standby whose start was not used. The last pause repeats."""
+"""Pauses in seconds until segue starts another standby after an unused standby. The last pause repeats."""

@@ -1,6 +1,6 @@
-"""Defines what a policy knows about a run, and what the policy can choose.
+"""Defines the knowledge of a policy about a run, and the choices of the policy.
 
-The arrays have one element in a run, and many elements in a simulation.
+The arrays have one element in a run, and an element for each simulated run in a simulation.
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ Wishes = NDArray[np.int8]
 """Values of `Mode`, one value for each run."""
 
 Knowledge = Literal["free", "sentinel", "none"]
-"""What a run on on-demand observes of spot: everything (`free`), what a sentinel shows by its start (`sentinel`), or
-nothing (`none`).
+"""What a run on on-demand observes of spot: everything (`free`), the start of a sentinel (`sentinel`), or nothing.
 
-If nothing is observed, there is no way back to spot. Once the run has chosen on-demand, on-demand does the rest of the
-work.
+With `none`, a run cannot return to spot. If the run has chosen on-demand, on-demand does the rest of the work.
 """
 
 
 class Mode(IntEnum):
-    """The mode that a run has now or is to have next."""
+    """The current or the next mode of a run."""
 
     IDLE = 0
-    """The run waits for spot capacity. This wait costs nothing."""
+    """The run waits for spot capacity, which costs nothing."""
     SPOT = 1
     ON_DEMAND = 2
 
@@ -38,51 +36,52 @@ class Mode(IntEnum):
 IDLE, SPOT, ON_DEMAND = (np.int8(mode) for mode in Mode)
 """The modes as elements of arrays.
 
-A look-up of a mode in the class takes as long as an operation on a few hundred runs.
+The constants save time, because a look-up in the class takes as long as an operation on a few hundred runs.
 """
 
 
 @dataclass(frozen=True)
 class Job:
-    """The facts that do not change during a run. Times are in seconds, prices are in units of the spot price."""
+    """The constants of a run. Times are in seconds, and prices are in units of the spot price."""
 
     total_seconds: float
     """Seconds from the start to the deadline, R(0)."""
     work_seconds: float
-    """Seconds of computing from the first step to the goal, C(0)."""
+    """Seconds of training from the first step to the goal, C(0)."""
     changeover_seconds: float
     """Seconds from a start on either capacity to the first new step, d."""
     price_ratio: float = 3.0
     """Price of on-demand divided by the price of spot, k."""
     knowledge: Knowledge = "sentinel"
     handover: bool = True
-    """Whether on-demand keeps running while the spot machine boots. If so, the move costs no progress."""
+    """Whether on-demand keeps running while the spot machine boots, so that the move costs no progress."""
     has_start_margin: bool = False
-    """Whether the clamp expects starts that take longer than the known starts, as in a real run.
+    """Whether the clamp expects longer starts than the known starts, as in a real run.
 
-    The published work does not expect longer starts.
+    The published policies do not expect longer starts.
     """
     lost_by_a_death_seconds: float = 0.0
     """Mean seconds of work that the death of a spot attempt loses."""
     decides_every_seconds: float = 0.0
     """Seconds between two moments at which the policy can choose again.
 
-    The value 0 means that the policy can choose at any moment.
+    If the value is 0, the policy can choose at any moment.
     """
 
     @property
     def may_return(self) -> bool:
-        """Whether there is a way from on-demand back to spot.
+        """Whether a run can return from on-demand to spot.
 
-        If there is no way back, on-demand does the rest of the work.
+        If a run cannot return, on-demand does the rest of the work.
         """
         return self.knowledge != "none"
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """The availability intervals that a run observed: the number of their ends, and the number of ends that the
-    published hazards predict.
+    """Numbers of observed and of expected ends of availability intervals.
+
+    The published hazards give the number of expected ends.
     """
 
     up_ends: Floats
@@ -97,18 +96,18 @@ class Intervals:
 
 @dataclass(frozen=True)
 class View:
-    """One run or many runs, at one moment. Every field except `job` has one element for each run."""
+    """One or many runs at one moment. Every field except `job` has one element for each run."""
 
     job: Job
     remaining_seconds: Floats
     """Seconds until the deadline, R."""
     work_seconds: Floats
-    """Seconds of computing that are still needed, C."""
+    """Seconds of training that the run still needs, C."""
     mode: Wishes
     is_up: Flags
     """Whether spot is available, according to the run's observations."""
     age_seconds: Floats
-    """Seconds for which the availability interval has lasted, according to the run's observations."""
+    """Seconds for which the current availability interval has lasted, according to the run's observations."""
     preemptions: Floats
     observed: Intervals
 
