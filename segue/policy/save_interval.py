@@ -1,6 +1,6 @@
 """Decides how often a run commits, and whether a notice leaves time for one more save.
 
-The module is pure: its functions take measurements and return values.
+The module is pure.
 """
 
 from __future__ import annotations
@@ -13,46 +13,46 @@ from statistics import median
 from segue.units import duration
 
 PRIOR_LIFE_SECONDS = 7200.0
-"""Seconds between preemptions that are assumed before any preemption was observed.
+"""Assumed seconds between preemptions until the first preemption.
 
-Published traces of V100 spot machines show 2.1 h.
+The mean in published traces of V100 spot machines is 2.1 h.
 """
 
 FIRST_SAVE_SECONDS = 60.0
-"""Seconds of training after which the run makes the save that measures the cost of a save.
+"""Seconds of training before the first save, which measures the cost of a save.
 
-The value is late enough to know how long a step takes without a save.
+The first save is late enough for a measurement of steps without a save.
 """
 
 NOTICE_SHARE = 0.7
-"""The last save may be expected to take at most this share of the remaining time. The rest is a margin."""
+"""Largest expected duration of the last save, as a share of the remaining time. The rest is a margin."""
 
 ASSUMED_BYTES_PER_SECOND = 100e6
-"""Bytes per second of a save that are assumed until a rate is measured.
+"""Assumed bytes per second of a save until a rate has been measured.
 
-The value is below the slowest S3 client that we measured on one machine (136 MB/s).
+The value is below the rate of the slowest measured S3 client on one machine (136 MB/s).
 """
 
 _IDLE_STEPS_KEPT = 64
 _SAVES_KEPT = 8
 _LEAST_SECONDS = 1e-6
-"""Shortest duration of a save in seconds. A coarse clock may show zero seconds for a tiny save."""
+"""Shortest duration of a save in seconds, because a coarse clock may show zero seconds for a small save."""
 
 
 @dataclass(frozen=True)
 class SaveCost:
-    """The cost of one save for training, and the time of the save from beginning to end."""
+    """The training time that a save costs, and the duration of the save."""
 
     stall_seconds: float
     """Seconds for which the save blocked the safe point."""
     slowdown_seconds: float
-    """Extra seconds that steps took while the save was being written."""
+    """Extra seconds of the steps during the write of the save."""
     save_seconds: float
     """Seconds from the snapshot to the commit, without the wait for the metric."""
     evaluate_seconds: float = 0.0
     """Seconds for which the recipe's `evaluate` blocked training after the save.
 
-    The value is 0 if `evaluate` is not called for a save.
+    The value is 0 if the save has no call of `evaluate`.
     """
 
     @property
@@ -63,14 +63,14 @@ class SaveCost:
 
 @dataclass(frozen=True)
 class Life:
-    """The time that spot capacity lasts between preemptions: the prior and the observations."""
+    """The prior and the observations of the time between preemptions on spot."""
 
     up_seconds: float = 0.0
     """Seconds on spot so far, including the running attempt."""
     preemptions: int = 0
     prior_seconds: float = PRIOR_LIFE_SECONDS
     prior_weight: float = 1.0
-    """Number of preemptions for which the prior counts."""
+    """Weight of the prior, as a number of preemptions."""
 
     @property
     def mean_seconds(self) -> float:
@@ -82,14 +82,12 @@ class Life:
 
 @dataclass(frozen=True)
 class Cadence:
-    """The interval between commits, the reason for the interval, and the numbers from which the interval is
-    computed.
-    """
+    """The interval between commits, the reason for the interval, and the numbers behind it."""
 
     interval_seconds: float | None
-    """Seconds from the end of one save's stall until the next save is due.
+    """Seconds from the end of a save's stall until the next save is due.
 
-    The value is None if only steps decide when a save is due.
+    The value is None if only the number of steps determines when a save is due.
     """
     reason: str
     numbers: dict[str, float] = field(default_factory=dict)
@@ -98,20 +96,20 @@ class Cadence:
 
 @dataclass(frozen=True)
 class LastSave:
-    """Whether to make one more save after a notice, and the reason."""
+    """The decision about a last save after a notice, and its reason."""
 
     save: bool
     expected_seconds: float
-    """Expected seconds until the save is committed, including the save in flight."""
+    """Expected seconds until the commit of the last save, including a save that is still being written."""
     reason: str
 
 
 class CostMeter:
-    """Measures the cost of saves while training continues. The meter keeps the last 64 idle steps and the last 8 saves.
+    """Measures the cost of saves during training from the last 64 steps without a save and the last 8 saves.
 
     All estimates are medians, because one slow disk flush or one late batch must not change the interval. The first
-    save allocates memory and opens connections, and therefore takes 2 to 10 times as long as later saves. The first
-    save counts only until the second save is measured.
+    save allocates memory and opens connections, and therefore takes 2 to 10 times as long as later saves. The meter
+    uses the first save only until the second save is measured.
     """
 
     def __init__(self) -> None:
@@ -122,7 +120,7 @@ class CostMeter:
         self._busy_seconds, self._busy_steps = 0.0, 0
 
     def step_done(self, seconds: float, *, writer_busy: bool) -> None:
-        """Count a step. `writer_busy` means that a save was being written during the step."""
+        """Record a step. `writer_busy` means that the writer process was writing a save during the step."""
         if writer_busy:
             self._busy_seconds += seconds
             self._busy_steps += 1
@@ -132,10 +130,9 @@ class CostMeter:
     def save_done(
         self, stall_seconds: float, save_seconds: float, size_bytes: int, *, evaluate_seconds: float = 0.0
     ) -> None:
-        """Count a committed save. The busy steps since the previous save belong to the cost of this save.
+        """Record a committed save. Its cost includes the slower steps since the previous save.
 
-        A commit is followed by sealing and pruning. Steps during sealing and pruning are counted for the next save,
-        because every save is followed by sealing and pruning.
+        Sealing and pruning follow each commit. Steps during sealing and pruning count for the next save.
         """
         if len(self._saves) == 1 and not self._has_warmed_up:
             self._saves.clear()
@@ -147,7 +144,7 @@ class CostMeter:
 
     @property
     def estimate(self) -> SaveCost | None:
-        """The median cost of the newest saves. The value is None before the first save."""
+        """Return the median cost of the newest saves, or None before the first save."""
         if not self._saves:
             return None
         return SaveCost(
@@ -167,7 +164,7 @@ class CostMeter:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """The median rate of the newest saves from snapshot to commit, in bytes per second.
+        """Return the median rate of the newest saves from snapshot to commit, in bytes per second.
 
         The value is None before the first save.
         """
@@ -188,24 +185,23 @@ def mean_life_seconds(
 ) -> float:
     """Return the estimated seconds between preemptions.
 
-    The estimate combines the observations with a prior that counts as `prior_weight` preemptions. If preemptions come
-    at a constant rate with the prior Gamma(shape w, rate w prior), then n preemptions in T seconds of uptime turn this
-    prior into Gamma(w + n, w prior + T). The result of the function is one over the mean of the second distribution.
-    The uptime of a running attempt counts too, so a long time without preemptions lengthens the estimate at once. The
-    mean of ended lives alone would ignore this time. A weak prior is enough, because the save interval grows with the
-    square root of this estimate. If the estimate is wrong by a factor of four, the interval doubles or halves, and a
-    quarter more time is lost than with the best interval.
+    The estimate combines the observations with a prior of weight `prior_weight`, in preemptions. If preemptions come at
+    a constant rate with the prior Gamma(shape w, rate w prior), then n preemptions in T seconds of uptime give the
+    posterior Gamma(w + n, w prior + T). The result is one over the mean of the posterior. The uptime includes the
+    running attempt, so a long time without preemptions increases the estimate at once. A weak prior is enough, because
+    the save interval grows with the square root of the estimate. If the estimate is wrong by a factor of four, the
+    interval doubles or halves, and the run loses a quarter more time than with the best interval.
     """
     return (prior_weight * prior_seconds + up_seconds) / (prior_weight + preemptions)
 
 
 def young_daly_seconds(*, cost_seconds: float, mean_life_seconds: float) -> float:
-    """Return the seconds of work between two saves for which saves and preemptions together lose the least time.
+    """Return the seconds of work between two saves that minimize the time lost to saves and preemptions.
 
     The formula is Young's sqrt(2 C M) (CACM 17(9), 1974) with the higher-order terms of Daly (FGCS 22(3), 2006). Daly's
-    terms are needed if the cost C of a save is not small against the mean life M. From C = 2 M on, Daly gives M as the
-    result, but at C = 2 M Daly's series has only reached 8/9 M. Between the two, the function uses 4/9 C, because a
-    longer life must not make the interval shorter.
+    terms are needed if the cost C of a save is not small compared with the mean life M. For C >= 2 M, Daly's result is
+    M, but Daly's series for C < 2 M only reaches 8/9 M. Between 8/9 M and M, the function uses 4/9 C, because a longer
+    life must not make the interval shorter.
     """
     if cost_seconds >= 2 * mean_life_seconds:
         return min(mean_life_seconds, 4 / 9 * cost_seconds)
@@ -216,7 +212,7 @@ def young_daly_seconds(*, cost_seconds: float, mean_life_seconds: float) -> floa
 def as_asked(*, every_steps: int | None = None, every_seconds: float | None = None) -> Cadence:
     """Return the cadence that the run spec sets by steps, by seconds or by both.
 
-    If the spec sets both, the condition that is met first counts.
+    If the spec sets both, a save is due at the first of the two.
     """
     asked = [f"{every_steps} steps"] if every_steps is not None else []
     asked += [f"{every_seconds:g} s"] if every_seconds is not None else []
@@ -231,12 +227,12 @@ def interval_seconds(
     max_work_at_risk_seconds: float,
     shortest_seconds: float = 1.0,
 ) -> Cadence:
-    """Return the cadence from the measured cost and the observed preemptions.
+    """Return the cadence that follows from the measured cost of a save and the observed preemptions.
 
-    All seconds that the caller gives are above zero. `cost` is None before the first save. `life` is None if no
-    preemption is expected. Work is at risk from one snapshot until the commit of the next snapshot. This time consists
-    of the interval, one save, and the step that is running. The interval is never shorter than the time that a save
-    takes. If a save is due while the previous save is still being written, the due save would be skipped.
+    All arguments in seconds are positive. `cost` is None before the first save. `life` is None if no preemption is
+    expected. Work is at risk from one snapshot until the commit of the next snapshot: for the interval, one save, and
+    the current step. The interval is never shorter than a save, because the run would skip a save that is due during
+    the previous save.
     """
     if cost is None:
         first = min(FIRST_SAVE_SECONDS, max_work_at_risk_seconds)
@@ -273,10 +269,11 @@ def should_save_on_notice(
     seconds_left: float,
     in_flight_seconds_left: float | None = None,
 ) -> LastSave:
-    """Whether one last save is expected to be committed within 70 % of the remaining time.
+    """Decide on a last save: its commit must be expected within 70 % of the remaining time.
 
-    Saves are written in order, so a save in flight is written before the last save. The remaining 30 % of the time are
-    for the report. An attempt that dies during a save is declared lost only after its heartbeat timeout.
+    The writer process writes saves in order, so it first completes a save in flight. The remaining 30 % of the time are
+    for the report. If the attempt died during a save, the controller would declare it lost only after the heartbeat
+    timeout.
     """
     if bytes_per_second:
         own, basis = size_bytes / bytes_per_second, f"{_size(size_bytes)} at {_size(bytes_per_second)}/s"

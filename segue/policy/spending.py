@@ -1,12 +1,11 @@
 """Computes the cost of a run by attempt and by month. The module is pure.
 
-An attempt is charged from its claim to its end, at the price that applied when the attempt was decided. `pools.prices`
-names the source of current prices, and the log contains the prices that the source gave. If an attempt was started on
-several pools, the starts that came second are charged from the time at which a worker took them until they were
-withdrawn.
+The cost of an attempt is the time from its claim to its end, at the price at the time of its decision. `pools.prices`
+names the source of current prices, and the run's log contains the prices from this source. If an attempt has starts on
+several pools, each unused start costs the time from its worker's take to its withdrawal.
 
-If a pool has a price for data between its machines and the store, an attempt is also charged for the checkpoint that it
-read and for the checkpoints that it wrote. The choice of a pool counts this money as a part of the price per hour.
+If a pool has a price for data between its machines and the store, the cost includes the checkpoint that the attempt
+read and the checkpoints that it wrote. The choice of a pool includes the cost of data in the price per hour.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _GB = 1e9
 
 @dataclass(frozen=True)
 class Charge:
-    """A time with a machine, at a price per hour, and the money for its data."""
+    """A period with a machine at a price per hour, and the cost of its data."""
 
     capacity: Capacity
     began_at: datetime
@@ -36,7 +35,7 @@ class Charge:
     transfer: float = 0.0
     """Money for data between the machine and the store."""
     use: str = ""
-    """The use of the machine, unless it ran the attempt of `report`."""
+    """The use of the machine. The text is empty if the machine ran the attempt of `report`."""
     report: SegmentReport | None = None
     """The report of the attempt, if the attempt has ended."""
     deployment: str = ""
@@ -55,7 +54,7 @@ class Charge:
         return self.within(month).cost
 
     def within(self, month: Month) -> Charge:
-        """Return the part of the time that belongs to a month. The part may be empty."""
+        """Return the part of the charge that belongs to a month. The part may be empty."""
         begins_at = max(self.began_at, month.begins_at)
         inside = (min(self.ended_at, month.ends_at) - begins_at).total_seconds()
         seconds = max(inside, 0.0)
@@ -84,12 +83,12 @@ def month_named(year: int, number: int, zone: tzinfo) -> Month:
     """Return the calendar month of a year by its number, from 1 to 12."""
     begins_at = datetime(year, number, 1, tzinfo=zone)
     ends_at = datetime(year + number // 12, number % 12 + 1, 1, tzinfo=zone)
-    # In UTC: a difference of two times in one zone would not count the hour of its summer time.
+    # The difference is computed in UTC, because a difference in one zone ignores the hour of summer time.
     return Month(f"{begins_at:%Y-%m}", begins_at.astimezone(UTC), ends_at.astimezone(UTC))
 
 
 def months_of(charges: Iterable[Charge], zone: tzinfo) -> list[Month]:
-    """Return the months to which a part of the charges belongs, oldest first."""
+    """Return the months of the charges, oldest first."""
     found: dict[str, Month] = {}
     for charge in charges:
         month = month_of(charge.began_at, zone)
@@ -101,9 +100,9 @@ def months_of(charges: Iterable[Charge], zone: tzinfo) -> list[Month]:
 
 
 def pools_now(spec: RunSpec, history: History) -> PoolSpec:
-    """Return the pools at the prices that apply now.
+    """Return the pools at current prices.
 
-    These are the newest prices in the log, or the prices of the run spec.
+    The current prices are the newest prices in the log, or the prices in the run spec.
     """
     is_known = spec.pools.prices is not None and history.prices is not None
     return history.once(_at_newest_prices, spec) if is_known else spec.pools
@@ -115,9 +114,9 @@ def _at_newest_prices(spec: RunSpec, history: History) -> PoolSpec:
 
 
 def priced_pools(spec: RunSpec, history: History) -> PoolSpec:
-    """Return the pools at the prices with which decisions count.
+    """Return the pools at the prices that decisions use.
 
-    These are the prices that apply now, and the money per hour for the checkpoints that the run writes.
+    Decisions use the current prices plus the cost per hour of the checkpoints that the run writes.
     """
     return history.once(_priced_now, spec) if spec.pools.has_transfer_prices else pools_now(spec, history)
 
@@ -129,8 +128,8 @@ def _priced_now(spec: RunSpec, history: History) -> PoolSpec:
 def with_transfer(pools: PoolSpec, history: History) -> PoolSpec:
     """Return the pools at prices that include the money per hour for checkpoints.
 
-    The run's attempts have measured how much they write per hour. They count as one hour at least, because an attempt
-    that dies soon also writes a checkpoint.
+    The run's attempts have measured their writes per hour. An attempt counts as at least one hour, because an attempt
+    that dies early also writes a checkpoint.
     """
     written = 0
     trained = [report for report in history.last_reports() if report.got_capacity]
@@ -147,7 +146,7 @@ def with_transfer(pools: PoolSpec, history: History) -> PoolSpec:
 
 
 def read_cost(pools: PoolSpec, history: History, capacity: Capacity, deployment: str) -> float:
-    """Return the money for the data of one start: the newest checkpoint, from the store to a machine of the pool."""
+    """Return the cost of the data of a start: the newest checkpoint, from the store to a machine of the pool."""
     size = history.newest.manifest.size_bytes if history.newest is not None else 0
     return size / _GB * pools.transfer_price_per_gb(capacity, deployment)
 
@@ -158,7 +157,7 @@ def _bytes_written(history: History, attempt: Attempt) -> int:
 
 
 def _transfer(spec: RunSpec, history: History, segment: int, attempt: int) -> float:
-    """Return the money for the checkpoint that an attempt read, and for the checkpoints that it wrote."""
+    """Return the cost of the checkpoint that an attempt read and of the checkpoints that it wrote."""
     done, plan = history.attempt_of(segment, attempt), history.plan_of(segment, attempt)
     if done is None or plan is None or not spec.pools.has_transfer_prices:
         return 0.0
@@ -169,7 +168,7 @@ def _transfer(spec: RunSpec, history: History, segment: int, attempt: int) -> fl
 
 
 def price_of(spec: RunSpec, history: History, report: SegmentReport) -> float:
-    """Return the price per hour at which a reported attempt is charged."""
+    """Return the price per hour of a reported attempt."""
     return _price_of(spec, history, report.segment, report.attempt, report.capacity)
 
 

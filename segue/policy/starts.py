@@ -1,9 +1,9 @@
 """Decides how long a start may take.
 
-A start lasts from the moment a worker takes an attempt to the attempt's claim of the run. The module is pure. The limit
-of a pool is learned from the starts on the same pool that the run's log contains. If a start takes longer than the
-limit, another start of the same attempt is requested beside the slow start. If a start takes longer than a longest
-time, the start is given up.
+A start lasts from the moment at which a worker takes an attempt to the attempt's claim of the run. The module derives
+the limit of a pool from the starts on the pool in the run's log. If a start takes longer than the limit, segue requests
+another start of the same attempt beside the slow start. If a start takes longer than a longest time, segue gives the
+start up. The module is pure.
 """
 
 from __future__ import annotations
@@ -21,35 +21,36 @@ from segue.runlog.history import History
 from segue.spec import RunSpec
 
 SHARE = 0.99
-"""The share of the known starts that are within a limit."""
+"""The share of the known starts that take at most the limit."""
 _NEWEST = 200
-"""Number of the newest starts of a pool by which the pool is judged."""
+"""Number of newest starts from which the limit of a pool is derived."""
 _FACTOR = 2.0
-"""A start counts as slow only if it takes longer than the known starts by this factor.
+"""A start is slow only if it takes longer than the known starts by this factor.
 
-If no start of an attempt claimed the attempt, its starts count as longer by the same factor. The next attempt therefore
-has more time if all starts took longer than the limit so far.
+If no start of an attempt claimed the attempt, the factor also multiplies the times of these starts. The next attempt
+then has more time.
 """
 MOST_STARTS = 3
 """Maximum number of starts of one attempt on one pool, including the first start."""
 _LONGEST_IN_LIMITS = 3.0
 _CHANGEOVERS = 5.0
-"""If the run has a deadline, a start is given up after this multiple of a changeover, or after a multiple of its limit,
-whichever is longer.
+"""Longest time of a start in a run with a deadline, in changeovers.
+
+If a multiple of the start's limit is longer, the multiple applies.
 """
 
 
 @dataclass(frozen=True)
 class StartLimit:
-    """The limit after which a start on a pool is slow, and the starts from which the limit was learned."""
+    """The limit after which a start on a pool is slow, and the known starts behind the limit."""
 
     seconds: float
     soon_seconds: float
-    """The limit in seconds if the deadline leaves no time to wait for `seconds`."""
+    """The limit in seconds that applies if the deadline leaves no time for a wait of `seconds`."""
     longest_seconds: float
-    """A start is given up after this number of seconds."""
+    """Number of seconds after which segue gives up a start."""
     usual_seconds: float | None
-    """99 % of the known starts took at most this number of seconds. The value None means that no start is known."""
+    """99 % of the known starts took at most this number of seconds. The value is None if no start is known."""
     known: int
 
     def in_words(self, *, seconds: float) -> str:
@@ -63,15 +64,15 @@ class StartLimit:
 
 @dataclass(frozen=True)
 class Start:
-    """One start of an attempt, as it is now."""
+    """The current state of one start of an attempt."""
 
     number: int
     seconds: float | None
-    """Seconds since a worker took the start. The value None means that the start waits for capacity."""
+    """Seconds since a worker took the start. The value is None if the start waits for capacity."""
     waited_seconds: float = 0.0
     """Seconds since the start was requested."""
     may_be_doubled: bool = True
-    """Whether another start beside this start would cost nothing except its machine."""
+    """Whether another start beside this start would cost no more than its machine."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class StartNumbers:
         return self.pools.index(pool) + 1
 
     def turn_of(self, number: int) -> int:
-        """Return 1 for the first start on its pool."""
+        """Return the number of a start among the starts on its pool, from 1."""
         return (number - 1) // len(self.pools) + 1
 
     def after(self, number: int) -> int:
@@ -121,14 +122,15 @@ class Step(StrEnum):
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """Return the least value that at least this share of the values does not exceed. Return None without values."""
+    """Return the smallest value that is not exceeded by at least this share of the values. Return None without
+    values."""
     if not values:
         return None
     return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
 
 
 def known_seconds(history: History, plan: SegmentPlan) -> list[float]:
-    """Return the seconds that the newest starts on the pool of a plan took. The starts of the plan itself are left out.
+    """Return the seconds of the newest starts on the pool of a plan, without the starts of the plan itself.
 
     If a start failed and another start of the same attempt succeeded, the failure shows nothing about the pool.
     """
@@ -161,8 +163,8 @@ def limit_of(known: Sequence[float], *, spec: RunSpec, changeover_seconds: float
 def slow_after_seconds(limit: StartLimit, *, seconds: float, left_seconds: float | None, asked: int) -> float:
     """Return the seconds after which a start that has taken `seconds` so far is slow.
 
-    Each earlier start doubles the time. `left_seconds` is the time until which another start must have begun, because
-    of the deadline. None means that there is no deadline.
+    Each earlier start doubles the time. `left_seconds` is the time in which another start must begin to meet the
+    deadline. The value None means that the run has no deadline.
     """
     patient = limit.seconds * 2.0 ** (asked - 1)
     is_urgent = left_seconds is not None and left_seconds < patient - seconds
@@ -170,9 +172,9 @@ def slow_after_seconds(limit: StartLimit, *, seconds: float, left_seconds: float
 
 
 def next_step(starts: Sequence[Start], limit: StartLimit, *, asked: int, left_seconds: float | None = None) -> Step:
-    """Return the next action for an attempt's living starts, oldest first.
+    """Return the next action for an attempt whose living starts are `starts`, oldest first.
 
-    `asked` is the number of all starts that were requested.
+    `asked` is the number of all requested starts.
     """
     if not starts:
         return Step.WAIT
@@ -190,9 +192,9 @@ def next_step(starts: Sequence[Start], limit: StartLimit, *, asked: int, left_se
 
 
 def left_seconds(here: Situation, capacity: Capacity) -> float | None:
-    """Return the seconds in which another start has to be requested. Return None if there is no such limit.
+    """Return the seconds in which the controller has to request another start, or None without a limit.
 
-    If the start is requested later, the run does not meet the deadline with it.
+    If the controller requests the start later, the run misses the deadline.
     """
     if here.remaining_seconds is None or here.work_seconds is None:
         return None
@@ -203,7 +205,7 @@ def left_seconds(here: Situation, capacity: Capacity) -> float | None:
 
 
 def machine_starts(history: History) -> list[tuple[DecisionEntry, float]]:
-    """The starts of on-demand machines.
+    """Return the starts of on-demand machines.
 
     Each start has the decision, and the seconds from the decision to the attempt's claim.
     """

@@ -1,4 +1,4 @@
-"""Limits the wait of an attempt for its machine, with a deadline and without. The module is pure."""
+"""Limits the wait of an attempt for its machine, with or without a deadline. The module is pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from segue.units import duration
 
 
 def has_waited_too_long(spec: RunSpec, history: History, *, now: datetime) -> bool:
-    """Whether a run without a deadline has waited for spot for the longest time that its policy permits.
+    """Whether a run without a deadline has waited for spot as long as its policy permits.
 
     The result is False if the run is on on-demand for another reason.
     """
@@ -45,16 +45,16 @@ def choice_without_deadline(spec: RunSpec, history: History, now: datetime) -> t
 
 
 def gives_up(spec: RunSpec, history: History, capacity: Capacity, *, now: datetime) -> bool:
-    """Whether an attempt on this capacity gives up its request if it gets no machine for a time.
+    """Whether an attempt on this capacity gives up its request after a wait without a machine.
 
-    A request for on-demand stays in its queue: withdrawn and made again, it would lose its place. If the run is on
-    on-demand only because spot took too long, the next request is for spot again.
+    A request for on-demand stays in its queue, because a new request would be last in the queue. If the run is on
+    on-demand only because spot took too long, the next request is for spot.
     """
     return capacity is Capacity.SPOT or has_waited_too_long(spec, history, now=now)
 
 
 def booted_seconds(spec: RunSpec, here: Situation) -> float:
-    """Return the longest time in seconds until a booted standby claims the run. It claims at once or not at all."""
+    """Return the longest time in seconds until a booted standby claims the run. A standby claims at once or never."""
     longest, timeout = clamp.longest_wait_seconds(here), spec.liveness.heartbeat_timeout_seconds
     usual = spec.liveness.start_seconds + here.changeover_seconds
     return max(min(usual if longest is None else longest, timeout), 1.0)
@@ -65,8 +65,8 @@ def wait_seconds(
 ) -> float:
     """Return the longest wait for a machine in seconds, from the decision to the claim.
 
-    `wanted` is the wait for capacity that the policy wants, without the boot. None means that it has no limit. `share`
-    is the share of this wait that is spent on one pool.
+    `wanted` is the wait for capacity that the policy wants, without the boot. The value None means no limit. `share` is
+    the share of the wait that the attempt spends on one pool.
     """
     # The attempt boots after the wait for capacity, and claims after the boot. The clamp's wait counts the boot.
     boot, capacity_seconds = here.changeover_seconds, spec.liveness.start_seconds
@@ -83,6 +83,6 @@ def wait_seconds(
 
 
 def is_only_spot_in_time(spec: RunSpec, here: Situation) -> bool:
-    """Whether only spot meets the deadline, whichever of several spot pools the attempt waits in."""
+    """Whether only spot meets the deadline, for every spot pool in which the attempt may wait."""
     spare = clamp.spare_on_spot_seconds(here)
     return len(spec.pools.spot) == 1 and spare is not None and spare > 0

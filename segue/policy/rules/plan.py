@@ -98,7 +98,7 @@ def table_for(job: Job, up_factor: float, down_factor: float, *, most_cells: flo
     least = max(job.decides_every_seconds, job.changeover_seconds / _BOOT_STEPS)
     step = max(wanted, least, (work + min(slack, work / 2)) / _STEPS)
     horizon = min(max(_HORIZON_STEPS * step, work + min(slack, work / 2)), job.total_seconds)
-    # The step is a whole multiple, so that the cost of waiting is exact.
+    # The slack step is a whole fraction of the time step, so that the cost of waiting is exact.
     parts = min(math.ceil(step * _SLACK_STEPS / max(slack, step)), _MOST_PARTS)
     cells = horizon * max(horizon - work, step) / step**2 * parts
     if cells > most_cells:

@@ -28,8 +28,7 @@ _ROUNDED_STEPS = 32
 _GRID = 1.2
 """The ratio of two neighbouring step lengths."""
 _MOMENTS = 64
-"""Number of moments of the coming wait that `waits` evaluates. The wait is divided into at least a quarter as many
-changeovers."""
+"""Number of moments of the coming wait that `waits` evaluates, besides the first changeovers (a quarter as many)."""
 _NOTHING = 1e-6
 """Least saving that counts, as a share of a cost."""
 
@@ -169,8 +168,7 @@ def _table_for(pools: Pools, remaining_seconds: float, slack_seconds: float, ahe
 
 @lru_cache(maxsize=2)
 def _solved(pools: Pools, remaining: tuple[int, float], slack: tuple[int, float], kept: int) -> Table:
-    """Return the table for a number and length of steps of remaining time, and for a length and number of steps of
-    slack."""
+    """Return the table for the given number and length of steps, of remaining time and of slack."""
     return solve(
         pools,
         remaining_seconds=remaining[0] * remaining[1],
