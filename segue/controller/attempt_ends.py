@@ -1,4 +1,4 @@
-"""Writes reports and verdicts for attempts that ended before they wrote their own."""
+"""Writes reports and verdicts for attempts that ended without writing their own."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog, Stamp
 
 _PHASES = {"starting": "build", "restoring": "restore", "training": "step", "stopping": "end"}
-"""The name that a notice uses for each phase of a heartbeat."""
+"""The name of each heartbeat phase in a notice."""
 _MEMORY_LIMIT_SHARE = 0.95
-"""An attempt that ended without a report counts as out of memory if it used at least this share of the memory limit."""
+"""Least share of the memory limit at which an attempt without a report is reported as out of memory."""
 
 
 def declare_lost(
@@ -40,9 +40,8 @@ def declare_lost(
 ) -> SegmentReport:
     """Write the report of an attempt that ended without a report.
 
-    If the attempt has written its own report by now, return its own report. If the memory of a `lost` attempt had
-    reached its limit, the attempt is reported as out of memory. If `was_refused` is true, the attempt never had a
-    machine.
+    If the attempt has written its own report, return its own report. If a `lost` attempt had reached its memory limit,
+    the report states out of memory. `was_refused` means that the attempt never had a machine.
 
     Raises:
         StoreWriteError, StoreReadError: the report was not written. It is safe to call the function again.
@@ -68,7 +67,7 @@ def declare_lost(
 
 
 def declare_unfit(runlog: RunLog, plan: SegmentPlan, history: History) -> SegmentReport | None:
-    """Write the report of an attempt whose machine failed the check before the claim. Return None if it passed.
+    """Write the report of an attempt whose machine failed the check before the claim, or return None if it passed.
 
     Raises:
         StoreWriteError, StoreReadError: the report was not written. It is safe to call the function again.
@@ -81,7 +80,7 @@ def declare_unfit(runlog: RunLog, plan: SegmentPlan, history: History) -> Segmen
 
 
 def declare_as(runlog: RunLog, plan: SegmentPlan, reason: StopReason, *, why: str) -> SegmentReport:
-    """Correct the reason of an attempt that was reported as preempted. Return the newest report of the attempt.
+    """Correct the stop reason of an attempt whose report says preempted, and return the newest report.
 
     Raises:
         StoreWriteError, StoreReadError: the report was not written. It is safe to call the function again.
@@ -106,11 +105,10 @@ class NothingToAddError(Exception):
 
 
 def _with_memory(reason: StopReason, why: str, beat: Heartbeat | None) -> tuple[StopReason, str]:
-    """Return the reason and the note of an attempt without a report, with the memory that the attempt's last heartbeat
-    shows.
+    """Return the stop reason and the note of an attempt without a report, by the memory in its last heartbeat.
 
-    An attempt that used nearly all of its memory limit counts as out of memory. The process that would have reported
-    this was killed with its container.
+    The reason is out of memory if the attempt used nearly all of its memory limit. The kernel then killed the process
+    that would have written the report with the container.
     """
     if beat is None or reason not in (StopReason.LOST, StopReason.OUT_OF_MEMORY):
         return reason, why
@@ -160,7 +158,7 @@ def settle_verdict(runlog: RunLog, report: SegmentReport) -> Verdict | None:
     """Return the verdict about an attempt's resume.
 
     The verdict is `unverified` if the attempt ended before it wrote a verdict. Return None if the attempt did not
-    resume, or never claimed the run.
+    resume or never claimed the run.
 
     Raises:
         StoreWriteError, StoreReadError: the verdict is not known. It is safe to call the function again.

@@ -1,8 +1,8 @@
-"""At a planned end, the next segment trains on the same machine, in a trainer that booted beside the previous trainer.
+"""Continues a run on the same machine after a planned end, in a trainer that booted beside the previous trainer.
 
-A process on the machine searches the run's log for the next plan and takes it. The parent waits some seconds for the
-machine to take the plan, before the parent submits the plan as usual. If both the machine and the parent start the
-attempt, the later start finds the run claimed, and ends.
+A process on the machine searches the run's log for the next plan and claims the plan. The parent waits some seconds for
+the claim before it submits the plan as usual. If both the machine and the parent start the attempt, the later start
+finds the claim and ends.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ from segue.stores.base import StoreReadError
 log = logging.getLogger(__name__)
 
 _KEEP_SECONDS = 30.0
-"""Seconds for which a machine is kept for the next plan. A living parent decides within a few seconds."""
+"""Seconds for which a machine waits for the next plan. A living parent decides within a few seconds."""
 _OFFER_SECONDS = 30.0
 """Seconds for which the parent waits until the kept machine has claimed the plan.
 
-The kept machine waits for a plan for the same number of seconds, and may still claim the plan. If the parent submitted
-a flow run during this wait, the flow run would be useless.
+The kept machine also waits for 30 s, and may still claim the plan. A flow run that the parent submitted earlier would
+be useless.
 """
 _POLL_SECONDS, _REMOTE_POLL_SECONDS = 0.1, 0.5
 
 
 class NextTrainer:
-    """The trainer of the next segment on this machine. It boots before it has a plan, and is ended if no plan comes."""
+    """The trainer of the next segment on this machine. The trainer boots before it has a plan, and ends if no plan
+    comes."""
 
     def __init__(self, boot: Callable[[], StandbyTrainer]) -> None:
         self._boot = boot
         self._trainer: StandbyTrainer | None = None
 
     def prepare(self) -> None:
-        """Boot the next trainer beside the running trainer, if the next trainer was not booted before."""
+        """Boot the next trainer beside the running trainer, if the next trainer has not booted yet."""
         if self._trainer is None:
             log.info("booting the trainer of the next segment")
             self._trainer = self._boot()
 
     def start(self, assignment: Assignment) -> StandbyTrainer:
-        """Let the booted trainer train, and give the trainer to the caller.
+        """Start the training of the booted trainer, and return the trainer.
 
-        If the trainer ended while it waited, it is replaced first.
+        If the trainer has ended during its wait, the method boots a replacement.
         """
         if self._trainer is not None and self._trainer.poll() is not None:
             self._trainer.wait()
@@ -60,7 +61,7 @@ class NextTrainer:
         return trainer
 
     def close(self) -> None:
-        """End the booted trainer if it was not used."""
+        """End the booted trainer if no segment used it."""
         if self._trainer is not None:
             self._trainer.kill()
             self._trainer.wait()
@@ -70,9 +71,10 @@ class NextTrainer:
 def await_plan(
     runlog: RunLog, spec: RunSpec, last: SegmentPlan, *, is_called_off: Callable[[], bool], clock: Clock
 ) -> SegmentPlan | None:
-    """Wait at most 30 s for the plan that follows `last` on this machine. Return None if no such plan comes.
+    """Wait at most 30 s for the plan that follows `last` on this machine. Return None if no plan comes.
 
-    `is_called_off` tells whether the machine is being taken back or the segment was cancelled. It is called often.
+    `is_called_off` returns whether the provider takes the machine back or a person cancelled the segment. The function
+    calls it often.
     """
     give_up_at = clock.monotonic() + _KEEP_SECONDS
     while clock.monotonic() < give_up_at and not is_called_off():
@@ -93,10 +95,11 @@ def await_plan(
 
 
 def await_claim(runlog: RunLog, plan: SegmentPlan, *, has_left: Callable[[str], bool], clock: Clock) -> str | None:
-    """Wait at most 30 s until the machine that was kept for a plan claims the plan.
+    """Wait at most 30 s until the machine that the run keeps for a plan claims the plan.
 
-    Return the id of the machine's flow run. Return None if no machine was kept, or if the kept machine does not answer.
-    The caller then has to submit the plan. `has_left` tells whether the flow run of the kept machine has ended.
+    Return the id of the machine's flow run. Return None if the run keeps no machine or the kept machine does not
+    answer. After None, the caller has to submit the plan. `has_left` returns whether the flow run of the kept machine
+    has ended.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -116,12 +119,12 @@ def await_claim(runlog: RunLog, plan: SegmentPlan, *, has_left: Callable[[str], 
 
 
 def keeps_machine(plan: SegmentPlan, report: SegmentReport) -> bool:
-    """Whether the machine of an attempt that has ended is kept for the next plan."""
+    """Whether the run keeps the machine of an ended attempt for the next plan."""
     return plan.keeps_machine and report.stop_reason is StopReason.BOUND and not report.leaves_machine
 
 
 def _kept_by(history: History, plan: SegmentPlan) -> Attempt | None:
-    """Return the previous attempt, if its machine is kept for this plan."""
+    """Return the previous attempt if the run keeps its machine for this plan."""
     own = history.attempt_of(plan.segment, plan.attempt)
     before = [attempt for attempt in history.attempts if attempt is not own]
     if not before or before[-1].report is None:

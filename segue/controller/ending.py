@@ -1,6 +1,6 @@
-"""Ends a parent from another thread, by an exception in the parent's next sleep.
+"""Ends a parent from another thread by an exception in the parent's next sleep.
 
-If a parent has a process of its own, this process gets a signal.
+A parent with its own process gets a signal instead.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ class Why(StrEnum):
 
 
 class EndedError(BaseException):
-    """A parent was asked to end.
+    """The exception that ends a parent on request.
 
-    This error is a BaseException, like the exception of a signal. Code that continues after an ordinary error must not
-    continue after this error.
+    An `EndedError` is a BaseException, because code that continues after an ordinary error must not continue after it.
     """
 
     def __init__(self, why: Why) -> None:
@@ -31,7 +30,7 @@ class EndedError(BaseException):
 
 
 class Ending:
-    """The request to end a parent. It may come from any thread, and the reason of the first request counts."""
+    """The request to end a parent, from any thread. The reason of the first request applies."""
 
     def __init__(self) -> None:
         self._given = threading.Event()
@@ -45,7 +44,7 @@ class Ending:
         self._given.set()
 
     def wait(self, seconds: float) -> None:
-        """Block for `seconds`, or until the parent is asked to end.
+        """Block for `seconds`, or until a thread requests the end of the parent.
 
         Raises:
             EndedError: the parent was asked to end.
@@ -55,7 +54,7 @@ class Ending:
 
 
 class EndableClock(SystemClock):
-    """The machine's clocks, with a sleep that raises an `EndedError` when the parent is asked to end."""
+    """The machine's clocks, with a sleep that raises an `EndedError` if a thread requests the end of the parent."""
 
     def __init__(self, ending: Ending) -> None:
         self._ending = ending

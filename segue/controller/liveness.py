@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class HeartbeatTimeout:
-    """Tells from repeated reads of a heartbeat counter whether its writer is alive, by the reader's monotonic clock.
+    """Determines from repeated reads of a heartbeat counter whether its writer is alive.
 
-    While the store is unreachable, the counter can be neither read nor written. Therefore the time between two reads
-    counts as at most half a heartbeat timeout. The other half is left for the writer's next heartbeat.
+    Times are from the reader's monotonic clock. While the store is unreachable, the counter can be neither read nor
+    written. Therefore the time between two reads counts as at most half a heartbeat timeout. The other half remains for
+    the writer's next heartbeat.
     """
 
     heartbeat_timeout_seconds: float
@@ -19,7 +20,7 @@ class HeartbeatTimeout:
     _read_at: float = field(default=0.0)
 
     def update(self, counter: int | None, *, at: float) -> None:
-        """Record the counter that was read. The counter is None if there is no counter yet."""
+        """Record a read of the counter. The counter is None if the writer has not written it yet."""
         counter = counter or 0
         if counter == self._counter:
             self._unchanged_seconds += min(at - self._read_at, self.heartbeat_timeout_seconds / 2)
@@ -29,7 +30,7 @@ class HeartbeatTimeout:
 
     @property
     def unchanged_seconds(self) -> float:
-        """Return the seconds for which the counter has not changed, counted at the reads."""
+        """Return the seconds for which reads have shown no change of the counter."""
         return self._unchanged_seconds
 
     @property

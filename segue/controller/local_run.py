@@ -1,6 +1,6 @@
-"""Runs a run on this machine only.
+"""Drives a run on this machine alone.
 
-The log, the parent loop and the wait are the same as under Prefect, and the only pool is this machine.
+The log, the parent loop and the wait are those of a run under Prefect. The only pool is this machine.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 Watch = Callable[[Trainer, RunLog, SegmentPlan], None]
-"""This function is called repeatedly while an attempt runs. It may send signals to the trainer."""
+"""A function that is called repeatedly during an attempt, and that may send signals to the trainer."""
 
 Before = Callable[[], None]
-"""This function is called before each attempt, after the last process of the previous attempt has ended."""
+"""A function that is called before each attempt, after the last process of the previous attempt has ended."""
 
 _PERIOD = Period(poll_seconds=0.02, ask_seconds=0.0, patience_seconds=60.0)
 
@@ -48,9 +48,9 @@ def run_here(
     on_line: OnLine | None = None,
     clock: Clock | None = None,
 ) -> Decision:
-    """Decide and train, attempt after attempt, until a decision ends the run. Return this decision.
+    """Decide and train, attempt after attempt, until a decision ends the run. Return the last decision.
 
-    If this call raises an exception, it kills a trainer that still runs.
+    If the function raises an exception, it first kills a trainer that still runs.
 
     Raises:
         StoreWriteError, StoreReadError: the log cannot be read or written.
@@ -61,7 +61,7 @@ def run_here(
 
 
 class _Steps:
-    """The steps of a parent, as plain function calls."""
+    """The steps of a parent as plain function calls, without Prefect."""
 
     def __init__(
         self, spec: RunSpec, runlog: RunLog, processes: _ChildProcesses, clock: Clock, *, before: Before | None
@@ -107,10 +107,10 @@ class _ChildProcesses:
         return None
 
     def state(self, handle: str) -> str | None:
-        """Return the state, as in the protocol.
+        """Return the final state of a trainer, as in `Orchestrator`.
 
-        Return also None if the trainer ended because another process holds the trainer's attempt. If another process
-        holds the attempt, the heartbeat of this other process shows whether the attempt is alive.
+        The result is also None if the trainer ended because another process holds the attempt. The heartbeat of the
+        other process then shows whether the attempt is alive.
 
         Raises:
             StoreWriteError, StoreReadError: the report could not be written. It is safe to call the method again.
@@ -164,7 +164,7 @@ class _ChildProcesses:
         self.close()
 
     def finish(self, patience_seconds: float) -> None:
-        """Wait until a trainer that has written its report ends. If the trainer does not end in time, kill it."""
+        """Wait until a trainer that has written its report ends. Kill the trainer if it does not end in time."""
         if self._running is not None:
             self._running[0].wait(patience_seconds)
         self.close()

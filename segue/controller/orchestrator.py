@@ -1,4 +1,4 @@
-"""The interface between the controller and the orchestrator.
+"""Defines the interface between the controller and the orchestrator.
 
 The controller starts attempts and standbys, reads their state, and cancels them. The run's log takes precedence over
 every answer of an orchestrator. The implementations are `segue.prefect.prefect_orchestrator` (Prefect) and
@@ -15,10 +15,10 @@ from segue.spec import RunSpec
 
 
 class Orchestrator(Protocol):
-    """Starts attempts and standbys. Each has a handle, and the handle stays valid if the controller is restarted."""
+    """Starts attempts and standbys, and returns their handles. A handle stays valid if the controller restarts."""
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
-        """Start the attempt of a plan, if it was not started before. Return the handle of the attempt.
+        """Start the attempt of a plan, or find the earlier start of the attempt. Return the handle.
 
         Raises:
             OrchestratorError: the attempt cannot be started.
@@ -26,11 +26,10 @@ class Orchestrator(Protocol):
         ...
 
     def submit_again(self, spec: RunSpec, plan: SegmentPlan, number: int) -> str | None:
-        """Start the attempt of a plan once more, beside the attempt's first start. Return the handle of the new start.
+        """Start the attempt of a plan again, beside its first start. Return the handle of the new start.
 
-        The pool of the plan may differ from the pool of the first start.
-        The same number always gives the same handle. The method returns None if this orchestrator has no other place
-        for the attempt.
+        The pool of the plan may differ from the pool of the first start. A repeated call with the same number returns
+        the same handle. The method returns None if the orchestrator has no other capacity for the attempt.
 
         Raises:
             OrchestratorError: the attempt cannot be started.
@@ -47,10 +46,10 @@ class Orchestrator(Protocol):
     def state(self, handle: str) -> str | None:
         """Return the name of the final state.
 
-        Return None if there is no final state yet, or if the orchestrator does not answer.
+        Return None if the attempt has no final state yet, or if the orchestrator does not answer.
 
         Raises:
-            OrchestratorError: the orchestrator did not answer the submission at first, and then refused the submission.
+            OrchestratorError: the orchestrator first did not answer the submission, and later refused it.
         """
         ...
 
@@ -61,14 +60,14 @@ class Orchestrator(Protocol):
     def starting_seconds(self, handle: str) -> float | None:
         """Return the seconds since a worker or a machine took the attempt.
 
-        Return None if none has taken the attempt yet. The method must not block.
+        Return None if no worker or machine has taken the attempt yet. The method must not block.
         """
         ...
 
     def flow_run_id(self, handle: str) -> str | None:
         """Return the id of the flow run, as in a claim.
 
-        Return None if there is no flow run, or if its id is not known yet.
+        Return None if the attempt has no flow run, or if the id is not known yet.
         """
         ...
 
@@ -87,9 +86,9 @@ class Orchestrator(Protocol):
         ...
 
     def refusal(self, handle: str) -> str | None:
-        """Return the reason why the pool could not start an attempt that has ended.
+        """Return the reason why the pool could not start an ended attempt.
 
-        Return None if the attempt was started, or if this is not known.
+        Return None if the pool started the attempt, or if the orchestrator does not know.
         """
         ...
 
@@ -98,19 +97,19 @@ class Orchestrator(Protocol):
         ...
 
     def cancel(self, handle: str, why: str, *, reason: StopReason | None = StopReason.CANCELLED) -> None:
-        """Cancel a start that has not claimed the attempt, with this reason.
+        """Cancel a start that has not claimed the attempt.
 
-        The reason None means that another start of the attempt came first. Failures are ignored.
+        If `reason` is None, another start of the attempt came first. The method ignores failures.
         """
         ...
 
     def cancel_standby(self, handle: str, why: str) -> None:
-        """Cancel a standby, which may have no process yet. Failures are ignored."""
+        """Cancel a standby, which may have no process yet. The method ignores failures."""
         ...
 
     def mark_lost(self, handle: str, why: str) -> None:
-        """If the orchestrator still shows a lost attempt as running, let it show the attempt as lost.
+        """Show a lost attempt as lost, if the orchestrator still shows the attempt as running.
 
-        Failures are ignored.
+        The method ignores failures.
         """
         ...

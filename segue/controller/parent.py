@@ -1,6 +1,6 @@
-"""Runs the loop of a parent: decide, run an attempt, judge the attempt's resume, until a decision ends the run.
+"""Runs the loop of a parent: decide, run an attempt, judge its resume, until a decision ends the run.
 
-The Prefect flow `train` and a run on this machine only (`local_run`) use the same loop. Each has its own `Steps`.
+The Prefect flow `train` and a run on one machine (`local_run`) use this loop with their own `Steps`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Steps(Protocol):
     def run(self, plan: SegmentPlan) -> SegmentReport: ...
 
     def judge(self, report: SegmentReport) -> Verdict | None:
-        """Return the verdict about the attempt's resume. Return None if the attempt did not resume."""
+        """Return the verdict about the attempt's resume, or None if the attempt did not resume."""
         ...
 
 
@@ -33,7 +33,7 @@ class Ended(NamedTuple):
 def drive(steps: Steps) -> Ended:
     """Run the loop until a decision ends the run.
 
-    If a parent is killed and started again, it continues from the run's log, because the loop keeps no state.
+    The loop keeps no state, so a restarted parent continues from the run's log.
     """
     has_resumed = False
     while True:

@@ -1,6 +1,6 @@
-"""Connects a run with the memory of its store's pools and of their machines.
+"""Shares observations of pools and machines between the runs of a store.
 
-Facts that the run sees of its pools are added to the memory, and a new run begins with the memory.
+A run adds its observations to the store's memory, and a new run begins with the memory.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _EVERY = timedelta(hours=1)
 
 
 def remember_pools(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> None:
-    """Add the facts that the run has seen of its pools to the store's memory.
+    """Add the run's observations of its pools to the store's memory.
 
-    They are added after the run's end, and once an hour before the end. Call this function after each decision. If the
-    store does not answer, or if other runs add facts at the same time, the function only logs a warning. The run does
-    not depend on the memory, and the next call adds the same facts.
+    The function adds observations once an hour, and after the end of the run. Call this function after each decision.
+    If the store does not answer, or if other runs write to the memory at the same time, the function only logs a
+    warning. The next call adds the observations again.
     """
     history = read_history(runlog)
     if not _is_due(history):
@@ -46,10 +46,9 @@ def remember_pools(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> None:
 
 
 def recall_pools(runlog: RunLog, spec: RunSpec) -> None:
-    """Put the facts that other runs have seen of this run's pools into the log of this run, if this run has made no
-    decision yet.
+    """Copy other runs' observations of this run's pools into the log of this run, before its first decision.
 
-    A signed run does not use the memory, because anyone who can write to the store can change the memory.
+    A signed run does not use the memory, because every writer of the store can change the memory.
 
     Raises:
         StoreReadError, StoreWriteError: the store could not be used. It is safe to try again.
@@ -63,7 +62,7 @@ def recall_pools(runlog: RunLog, spec: RunSpec) -> None:
 
 
 def seen_of(spec: RunSpec, history: History, *, log_id: str, now: datetime) -> SeenPools:
-    """Return the facts that a run has seen of its pools so far. The function is pure."""
+    """Return a run's observations of its pools. The function is pure."""
     pools = pools_now(spec, history)
     prices = {pool.deployment: pools.spot_pool_price(pool) for pool in pools.spot}
     prices[pools.on_demand] = pools.on_demand_price
@@ -99,6 +98,6 @@ def _is_due(history: History) -> bool:
     newest = decisions[-1]
     if newest.plan is None:
         return True
-    # The hour that the newest decision belongs to, counted from the first one, differs from that of the one before.
+    # The newest decision and the decision before it are in different hours, counted from the first decision.
     hours = [(each.written_at - decisions[0].written_at) // _EVERY for each in decisions[-2:]]
     return hours[0] != hours[-1]

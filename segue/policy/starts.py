@@ -122,8 +122,7 @@ class Step(StrEnum):
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that is not exceeded by at least this share of the values. Return None without
-    values."""
+    """Return the smallest value that a `share` of the values does not exceed. Return None without values."""
     if not values:
         return None
     return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]

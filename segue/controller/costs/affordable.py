@@ -1,4 +1,4 @@
-"""Checks whether a budget pays for a run, before any capacity is bought."""
+"""Checks whether a budget pays for a run before the run buys capacity."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from segue.spec import RunSpec
 def refuse_cost(runlog: RunLog | None, spec: RunSpec, history: History, *, clock: Clock) -> None:
     """Check that the prices of the run are known and that its budget pays for a start. The function writes nothing.
 
-    The budget of a run that continues is not checked here. The next decision checks the budget, and may end the run. If
-    there is no log, the store is new and nothing was spent.
+    For a run that continues, the next decision checks the budget and may end the run. If `runlog` is None, the store is
+    new and has no costs.
 
     Raises:
         PriceSourceError: no prices of the run are known, and the source of prices fails.
-        BudgetError: the run begins, or begins again, and its budget does not pay for one attempt, or for the run.
+        BudgetError: the budget of a run that begins, or begins again, does not pay for one attempt or for the run.
     """
     history = with_prices_to_start(spec, history, clock=clock)
     has_begun = any(entry.action == "run" for entry in history.decisions) and not history.is_over

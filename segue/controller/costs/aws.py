@@ -25,10 +25,10 @@ _TIMEOUT_SECONDS = 10
 
 
 def spot_prices(pools: PoolSpec) -> dict[str, float]:
-    """The current spot price per hour of each spot pool, from the newest entry of its market's history.
+    """Return the current spot price per hour of each spot pool, from the newest entry of its market's history.
 
     Raises:
-        PriceSourceError: there are no credentials, AWS refuses or does not answer, or AWS does not know a market.
+        PriceSourceError: credentials are missing, AWS refuses or does not answer, or AWS does not know a market.
     """
     use_own_random_stream()
     source = pools.price_source
@@ -44,7 +44,7 @@ def spot_prices(pools: PoolSpec) -> dict[str, float]:
 
 
 def _newest_price(market: str, pools: PoolSpec) -> float:
-    """The current price of a market."""
+    """Return the current price of a market."""
     instance_type, zone = market.split()
     region = _REGION.match(zone)
     assert region is not None  # The spec was checked.
@@ -53,7 +53,7 @@ def _newest_price(market: str, pools: PoolSpec) -> float:
             InstanceTypes=[instance_type],
             Filters=[{"Name": "availability-zone", "Values": [zone]}],
             ProductDescriptions=list(_SYSTEMS),
-            # If the period begins now, AWS gives the price in force, with the time of its last change.
+            # If the period begins now, AWS returns the current price, with the time of its last change.
             StartTime=SystemClock().now(),
         )
         newest = max(answer.get("SpotPriceHistory", ()), key=lambda item: item["Timestamp"], default=None)

@@ -1,5 +1,6 @@
-"""Computes the costs that count against a run's budget but are not in the run's log: other runs of the store, and the
-run's standbys.
+"""Computes the costs under a run's budget that are not in the run's log.
+
+These are the costs of other runs of the store and of the run's standbys.
 """
 
 from __future__ import annotations
@@ -22,15 +23,14 @@ from segue.spec import RunSpec
 from segue.stores.base import Store
 
 _OLD_SECONDS = 60.0
-"""Greatest age in seconds of the sum over a store's runs.
+"""Maximum age in seconds of the cached sum over a store's runs.
 
-Without this cached sum, each of several quick failures would read all logs.
+Without the cache, each of several quick failures would read all logs.
 """
 
 
 def charges_in_store(runlog: RunLog, history: History) -> list[Charge]:
-    """Return the costs of a run so far: the run's attempts, including the attempt that trains now, and the run's
-    standbys.
+    """Return the current costs of a run's standbys and attempts, including the attempt that trains now.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -48,7 +48,7 @@ def charges_in_store(runlog: RunLog, history: History) -> list[Charge]:
 
 
 def standby_charges(store: Store, run_id: str, spec: RunSpec, history: History) -> list[Charge]:
-    """The cost of a run's standbys so far, at the newest prices.
+    """Return the current costs of a run's standbys, at the newest prices.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -68,7 +68,7 @@ def standby_charges(store: Store, run_id: str, spec: RunSpec, history: History) 
 
 
 def with_spending_to_start(runlog: RunLog, spec: RunSpec, history: History, *, clock: Clock) -> History:
-    """Return the history of a run that is about to start, with the spending of others.
+    """Return the history of a run that is about to start, with the costs of other runs and of standbys.
 
     If the run has no budget, the history is unchanged.
 
@@ -82,9 +82,9 @@ def with_spending_to_start(runlog: RunLog, spec: RunSpec, history: History, *, c
 
 
 def refresh_spending(runlog: RunLog, spec: RunSpec, history: History, *, clock: Clock) -> bool:
-    """Log the spending of others if the last record of this spending is old and differs.
+    """Record the costs of other runs and of standbys, if the last record is old and the costs differ.
 
-    Return whether a record was written.
+    Return whether the function wrote a record.
 
     Raises:
         StoreWriteError, StoreReadError: the store could not be used. It is safe to try again.
@@ -95,7 +95,7 @@ def refresh_spending(runlog: RunLog, spec: RunSpec, history: History, *, clock: 
     if known is not None and (clock.now() - known.written_at).total_seconds() < _OLD_SECONDS:
         return False
     facts = _facts(runlog, spec, history, clock)
-    # If no budget covers all runs of the store, most runs have no spending of others to record.
+    # If no budget covers all runs of the store, most runs have no other costs to record.
     before = {} if known is None else {name: getattr(known, name) for name in facts}
     is_nothing = known is None and not (facts["standby_cost"] or facts["standby_month_cost"])
     if spec.budget.per_month is None and (is_nothing or facts == before):

@@ -1,8 +1,8 @@
 """Reads current prices from the source that a run spec names: a file, a command, or the price history of AWS.
 
-A file and a command give TOML or JSON with the price per hour of each deployment. The prices are recorded in the run's
-log, so that decisions depend on the log alone. If the source fails and no prices are known yet, an error is raised. If
-prices are known, the last known prices remain valid.
+A file or a command provides TOML or JSON with the price per hour of each deployment. segue records the prices in the
+run's log, so that decisions depend on the log alone. If the source fails, the last known prices remain valid. If no
+prices are known yet, the functions raise an error.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from segue.spec.pool_prices import PoolSpec, PriceSource
 log = logging.getLogger(__name__)
 
 _LAST_CHARACTERS, _LAST_BYTES = 200, 64 * 1024
-"""Maximum number of characters of a failed command's message that are shown, and of bytes that are read.
+"""Maximum number of shown characters, and of read bytes, of a failed command's message.
 
-The message is redacted before it is cut.
+segue redacts the message before cutting it.
 """
 
 
 class CommandFailedError(Exception):
-    """The command gave no usable output. The reason contains the command's message without secrets."""
+    """A price command provided no usable output. The reason contains the command's message without secrets."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -54,11 +54,12 @@ def output_of(command: str, *, timeout_seconds: float, most_bytes: int) -> bytes
     All processes of the command have ended when the function returns.
 
     Raises:
-        CommandFailedError: the command cannot be started, ends with a code other than 0, or takes too long.
+        CommandFailedError: the command cannot start, ends with an exit code other than 0, or takes too long.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         try:
-            # The output goes to files: a process that the command leaves behind would hold a pipe open for ever.
+            # The output goes to files, because a process that the command leaves behind would hold a pipe open for
+            # ever.
             process = subprocess.Popen(
                 ["/bin/sh", "-c", command],
                 stdin=subprocess.DEVNULL,
@@ -97,13 +98,13 @@ _SHAPE = 'it must be TOML or JSON with a price for each deployment, as in {"segm
 
 
 def read_prices(pools: PoolSpec) -> dict[str, float]:
-    """Return the current price per hour of each deployment. The result is empty if the spec has no source of prices.
+    """Return the current price per hour of each deployment, or an empty result without a source of prices.
 
-    A price command may take 30 s. AWS gives no prices for on-demand, so the function uses `on_demand_price` of the
+    A price command may take 30 s. AWS has no price history for on-demand, so the function uses `on_demand_price` of the
     spec.
 
     Raises:
-        PriceSourceError: the source fails, does not answer in time, or gives no price for one of the deployments.
+        PriceSourceError: the source fails, does not answer in time, or has no price for a deployment.
     """
     source = pools.price_source
     if source is None:
@@ -119,7 +120,7 @@ def read_prices(pools: PoolSpec) -> dict[str, float]:
 def at_current_prices(spec: RunSpec) -> RunSpec:
     """Return the spec with the current prices of its pools.
 
-    If the spec has no source of prices, it is returned unchanged.
+    If the spec has no source of prices, the function returns the spec unchanged.
 
     Raises:
         PriceSourceError: the source gives no prices, as for `read_prices`.
@@ -132,7 +133,7 @@ def at_current_prices(spec: RunSpec) -> RunSpec:
 def with_prices_to_start(spec: RunSpec, history: History, *, clock: Clock) -> History:
     """Return the history of a run that is about to start.
 
-    If the log has no prices, the history contains current prices.
+    If the log has no prices, the returned history contains current prices.
 
     Raises:
         PriceSourceError: the source gives no prices, as for `read_prices`.
@@ -144,9 +145,9 @@ def with_prices_to_start(spec: RunSpec, history: History, *, clock: Clock) -> Hi
 
 
 def refresh_prices(runlog: RunLog, spec: RunSpec, history: History, *, clock: Clock) -> bool:
-    """If the known prices are old, record current prices in the log. Return whether the log has changed.
+    """Record current prices in the log if the known prices are old. Return whether the log has changed.
 
-    If the source fails, the last known prices remain valid, and the reason is recorded.
+    If the source fails, the last known prices remain valid, and the function records the reason.
 
     Raises:
         PriceSourceError: no prices are known, and the source fails.
@@ -162,9 +163,9 @@ def refresh_prices(runlog: RunLog, spec: RunSpec, history: History, *, clock: Cl
 
 
 def append_at(runlog: RunLog, history: History, build: Callable[[Stamp], Entry]) -> bool:
-    """Append a record if nobody has written to the log since `history`.
+    """Append a record if no other process has written to the log since `history`.
 
-    The result is always True, because the log has changed in both cases.
+    The result is always True, because the log has changed with or without the append.
     """
     try:
         runlog.append(build, at=history.next_slot)
@@ -183,7 +184,7 @@ def _renewed(spec: RunSpec, known: PricesEntry, now: datetime) -> dict[str, Any]
 
 
 def _known(spec: RunSpec, history: History) -> PricesEntry | None:
-    """Return the newest prices in the log, if these prices are complete and come from the spec's source."""
+    """Return the newest prices in the log if they are complete and come from the spec's source."""
     known = history.prices
     if known is None or known.source != spec.pools.prices:
         return None
@@ -228,7 +229,7 @@ def _parsed(text: str, pools: PoolSpec) -> Mapping[str, Any]:
 
 
 def _checked(given: Mapping[str, Any], pools: PoolSpec) -> dict[str, float]:
-    """Return the given prices of these pools. `given` may also contain other deployments."""
+    """Return the prices of the pools from `given`, which may also contain other deployments."""
     missing = [name for name in pools.deployments if name not in given]
     if missing:
         there = f"it has {', '.join(map(repr, given))}" if given else "it is empty"
