@@ -33,8 +33,7 @@ _POLL_SECONDS, _REMOTE_POLL_SECONDS = 0.1, 0.5
 
 
 class NextTrainer:
-    """The trainer of the next segment on this machine. The trainer boots before it has a plan, and ends if no plan
-    comes."""
+    """The trainer of the next segment on this machine, which boots before it has a plan, and ends if no plan comes."""
 
     def __init__(self, boot: Callable[[], StandbyTrainer]) -> None:
         self._boot = boot

@@ -1,8 +1,7 @@
-"""Recovers runs whose parent is dead: parents write heartbeats, and a search finds open runs with a dead parent.
+"""Recovers runs whose parent is dead, by heartbeats of parents and a search for open runs with a dead parent.
 
-A parent may be killed, be restarted or lose its worker at any moment. The parent's record in the store shows that the
-run is open. The counter in the record shows whether the parent is alive. A new parent continues the run from the run's
-log.
+A parent may die, restart or lose its worker at any moment. The parent's record in the store shows that the run is open.
+The counter in the record shows whether the parent is alive. A new parent continues the run from the run's log.
 """
 
 from __future__ import annotations
@@ -29,14 +28,15 @@ log = logging.getLogger(__name__)
 _MOST_PERIOD_SECONDS = 5.0
 _MOST_TIMEOUT_SECONDS, _MOST_REMOTE_TIMEOUT_SECONDS = 20.0, 25.0
 _PERIOD_PER_HEARTBEAT = 2.5
-"""The period of a parent's heartbeat is this multiple of the period of a trainer's heartbeat, because a parent waits
-for hours. In a remote store, the period of a parent is even longer.
+"""Ratio of a parent's heartbeat period to a trainer's heartbeat period, because a parent waits for hours.
+
+In a remote store, the period of a parent is even longer.
 """
 _LOOK_SECONDS, _REMOTE_LOOK_SECONDS = 0.5, 2.5
 
 
 class ParentHeartbeat:
-    """The heartbeat of this process as the parent of a run. At most one living parent holds the record of a run."""
+    """Writes the heartbeat of this process as the parent of a run. At most one living parent holds a run's record."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ParentHeartbeat:
         server_id: str = "",
         adopted_by: str | None = None,
     ) -> None:
-        """`adopted_by` is the heartbeat of the flow run's slot, if this slot has a heartbeat of its own."""
+        """`adopted_by` is the heartbeat of the flow run's slot, if the slot has its own heartbeat."""
         liveness = spec.liveness
         self._store, self._clock = store, clock
         period_seconds = min(_MOST_PERIOD_SECONDS, _PERIOD_PER_HEARTBEAT * liveness.heartbeat_seconds)
@@ -72,13 +72,13 @@ class ParentHeartbeat:
         self._server_id = server_id
 
     def take_over(self, *, after: str | None = None) -> None:
-        """Become the run's parent, after a wait until it is clear that no other parent is alive.
+        """Become the run's parent as soon as no other parent can be alive.
 
         `after` is the id of a parent that is known to be dead.
 
         Raises:
-            ParentAliveError: another parent is alive. Nothing was changed.
-            StoreReadError, StoreWriteError: the store could not be used.
+            ParentAliveError: another parent is alive. The method has changed nothing. StoreReadError, StoreWriteError:
+            the store could not be used.
         """
         watch = OrphanWatch(self._store, clock=self._clock)
         while (found := read_parent(self._store, self._record.run_id)) is not None:
@@ -115,15 +115,14 @@ class ParentHeartbeat:
         self._end_thread(thread)
 
     def show(self, waiting: str | None) -> None:
-        """Show in the next heartbeat the reason why the run waits. None means that the run does not wait."""
+        """Show in the next heartbeat the reason why the run waits. The value None means that the run does not wait."""
         self._waiting = waiting
 
     def show_guard(self, *, server_id: str, unguarded: str | None) -> None:
-        """Show in the next heartbeat which server would restart this parent, or the reason why no server would restart
-        it.
+        """Show in the next heartbeat which server would restart this parent, or why no server would.
 
-        If a server lost its database, the server has a new id. If `server_id` is empty, the server is not known. In
-        this case the known id is kept.
+        A server that lost its database has a new id. If `server_id` is empty, the server is not known, and the
+        heartbeat keeps the last known id.
         """
         self._server_id = server_id or self._server_id
         self._unguarded = unguarded
@@ -150,7 +149,7 @@ class ParentHeartbeat:
         try:
             found = read_parent(self._store, self._record.run_id)
             if found is None or found.parent_id != self._record.parent_id:
-                # If there is no record, the run has ended: another parent has removed the record.
+                # A missing record means that another parent has removed it, because the run has ended.
                 self._replaced_by = found or self._record.model_copy(update={"host": "another host"})
                 log.warning("another parent has taken over the run host=%s", self._replaced_by.host)
                 return
@@ -159,7 +158,8 @@ class ParentHeartbeat:
             self._record = self._record.model_copy(update=changed)
             write_parent(self._store, self._record)
         except Exception as error:
-            # Any exception is caught: if a failed write ended this thread, a living parent would count as dead.
+            # Any exception is caught, because a living parent would seem to be dead if a failed write ended this
+            # thread.
             log.warning("heartbeat of the parent not written reason=%s", error)
 
 
@@ -182,7 +182,7 @@ class OrphanWatch:
         self._timeouts: dict[tuple[str, str], HeartbeatTimeout] = {}
 
     def judge(self, record: ParentRecord) -> Life:
-        """Judge a record that was read just now.
+        """Return whether the parent of a newly read record is alive.
 
         A parent is dead if it has left, if its process on this host has ended, or if its counter has not changed for
         the parent's timeout. A parent is alive if its counter has changed since the first read.
@@ -198,13 +198,12 @@ class OrphanWatch:
         return Life.UNKNOWN if is_same else Life.ALIVE
 
     def find(self) -> list[ParentRecord]:
-        """Return the dead parents of a store's open runs.
+        """Return the records of the dead parents of a store's open runs.
 
-        The method waits until each parent is known to be alive or dead.
+        The method blocks until it knows for each parent whether it is alive or dead.
 
         Raises:
-            StoreReadError, StoreWriteError: the store could not be used. Parents therefore cannot write heartbeats
-                either.
+            StoreReadError, StoreWriteError: the store does not respond. Parents then cannot write heartbeats either.
         """
         probe_writes(self._store)
         dead: list[ParentRecord] = []
@@ -228,10 +227,10 @@ class OrphanWatch:
 
 
 def register_start(store: Store, spec: RunSpec, *, clock: Clock, server_id: str = "") -> None:
-    """Record the request to start a run, so that recovery finds the run even if its parent never begins.
+    """Record the request to start a run, so that recovery finds the run if its parent never begins.
 
     Raises:
-        StoreReadError, StoreWriteError: nothing was recorded. It is safe to call the function again.
+        StoreReadError, StoreWriteError: the function recorded nothing. It is safe to call the function again.
     """
     if read_parent(store, spec.run_id) is None:
         timing = {"timeout_seconds": _timeout_seconds(store, spec), "beat_at": clock.now()}
@@ -241,7 +240,7 @@ def register_start(store: Store, spec: RunSpec, *, clock: Clock, server_id: str 
 def forget_parent(store: Store, run_id: str) -> None:
     """Remove the record of a run that a person has ended, so that recovery does not restart the run.
 
-    Failures are logged.
+    The function only logs failures.
     """
     try:
         found = read_parent(store, run_id)
@@ -252,7 +251,7 @@ def forget_parent(store: Store, run_id: str) -> None:
 
 
 def withdraw_start(store: Store, run_id: str) -> None:
-    """Remove the record of a start that was refused before a parent began. Failures are logged."""
+    """Remove the record of a start that segue refused before a parent began. The function only logs failures."""
     try:
         found = read_parent(store, run_id)
         if found is not None and not found.parent_id:

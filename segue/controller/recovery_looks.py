@@ -1,8 +1,7 @@
-"""Manages the checks of a store by recovery.
+"""Manages the checks of a store for dead parents.
 
-Segue avoids checks that are not needed, and warns if no check has ended for a long time. A check that was killed does
-not prevent the next check, because its age is measured only by the clock of the store. Two checks at the same time do
-no harm.
+segue avoids unnecessary checks, and warns if no check has completed for a long time. A killed check does not prevent
+the next check, because its age is measured by the clock of the store. Two simultaneous checks do no harm.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from segue.units import duration
 log = logging.getLogger(__name__)
 
 _FRESH_SECONDS = 10.0
-"""Seconds after the end of a check in which no new check is needed. Delayed checks all start at the same moment."""
+"""Seconds after the end of a check in which a new check is unnecessary, because delayed checks all start at once."""
 _LEASE_SECONDS = 20.0
-"""Seconds for which a check that has begun keeps other checks from beginning.
+"""Seconds for which a started check prevents other checks from starting.
 
-A killed check delays the other checks no longer than this.
+A killed check delays other checks for at most this number of seconds.
 """
 LEAST_SILENCE_SECONDS = 180.0
-"""Shortest time in seconds without a completed check after which a warning is given."""
+"""Shortest time in seconds without a completed check after which segue warns."""
 _SILENT_INTERVALS = 3.0
 SILENCE_FIX = (
     "Fix: `segue doctor` shows whether the schedule of recover/recover runs, and `prefect worker start --pool parents` "
@@ -46,7 +45,7 @@ SILENCE_FIX = (
 
 
 def is_needless(*, begun_seconds_ago: float | None, ended_seconds_ago: float | None) -> bool:
-    """Whether another check has just ended or is running. An age is negative if the store's clock was set back."""
+    """Whether another check has just ended or is running. An age is negative if the store's clock went back."""
     if ended_seconds_ago is not None and 0 <= ended_seconds_ago < _FRESH_SECONDS:
         return True
     if begun_seconds_ago is None or not 0 <= begun_seconds_ago < _LEASE_SECONDS:
@@ -55,9 +54,7 @@ def is_needless(*, begun_seconds_ago: float | None, ended_seconds_ago: float | N
 
 
 def silence_limit_seconds(interval_seconds: float | None) -> float:
-    """Return the seconds without a completed check after which a warning is given, for a schedule with this
-    interval.
-    """
+    """Return the seconds without a completed check after which segue warns, for a schedule with this interval."""
     return max(LEAST_SILENCE_SECONDS, _SILENT_INTERVALS * (interval_seconds or 0.0))
 
 
@@ -71,7 +68,8 @@ class Look:
     interval_seconds: float | None
 
     def end(self) -> None:
-        """Record that this check has ended. If the record cannot be written, parents report that no check has ended."""
+        """Record the end of this check. If the store cannot write the record, parents report that no check has
+        ended."""
         try:
             before = read_look(self.store)
             known_seconds = before.interval_seconds if before is not None else None
@@ -121,8 +119,8 @@ def _age(now: datetime | None, then: datetime | None) -> float | None:
 def seconds_without_look(store: Store, *, now: datetime) -> float | None:
     """Return the seconds since the last completed check, if they exceed the limit.
 
-    Return None otherwise, and if no check has ended yet. This function is for a single call, and uses the clock of this
-    machine. A parent uses a `SilenceWatch` instead.
+    Return None if the seconds are within the limit, or if no check has ended yet. The function uses the clock of this
+    machine and is for a single call. A parent uses a `SilenceWatch` instead.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -135,21 +133,21 @@ def seconds_without_look(store: Store, *, now: datetime) -> float | None:
 
 
 def silence_sentence(seconds: float) -> str:
-    """Return a sentence about the consequence if no check has ended for `seconds`."""
+    """Return a sentence that no check has completed for `seconds`, with the consequence."""
     return f"no check by `recover` has completed for {duration(seconds)}: dead parents are not started again"
 
 
 class SilenceWatch:
-    """Watches whether checks of a store still end, by the counter of checks and the watcher's monotonic clock."""
+    """Detects missing checks of a store by the counter of checks and the watcher's monotonic clock."""
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._timeout = HeartbeatTimeout(LEAST_SILENCE_SECONDS)
 
     def look(self, *, interval_seconds: float | None) -> float | None:
-        """Return the seconds since the last completed check, if they are too many for a schedule with this interval.
+        """Return the seconds since the last completed check if they exceed the limit for this interval.
 
-        Otherwise return None.
+        Return None if the seconds are within the limit.
 
         Raises:
             StoreReadError: the store could not be read.

@@ -1,6 +1,4 @@
-"""Runs one attempt on this machine: the attempt's trainer process, the notices for the trainer, and the attempt's
-report.
-"""
+"""Runs one attempt on this machine: starts the trainer process, forwards notices, and writes the report."""
 
 from __future__ import annotations
 
@@ -40,21 +38,23 @@ _HUNG = "no thread of the trainer ran any more; the stacks of its threads are in
 _CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 _patiently = partial(patiently, patience_seconds=OUTAGE_SECONDS)
-"""Retries an operation while the store is unreachable.
+"""Retry an operation while the store is unreachable.
 
-After the trainer's end, the segment only has to write the report, so it can wait for the store.
+After the trainer's end, the segment can wait for the store, because it only has to write the report.
 """
 
 
 class Requests(Protocol):
-    """The requests of the orchestrator to a running segment."""
+    """The requests of an orchestrator to a running segment."""
 
     def look(self) -> None:
-        """Forward a requested cancellation. The method is called several times a second and must not block."""
+        """Forward a requested cancellation. The segment calls the method several times a second, so it must not
+        block."""
         ...
 
     def was_cancelled(self) -> bool:
-        """Whether a person cancelled this segment. The method is called once, after a notice has ended the trainer."""
+        """Whether a person cancelled this segment. The segment calls the method once, after a notice ended the
+        trainer."""
         ...
 
 
@@ -63,21 +63,21 @@ class TrainerEnd:
     """Describes how a trainer process ended."""
 
     exit_code: int | None
-    """The exit code of the process. The value is None if the process has ended and its exit code is not known."""
+    """The exit code of the process, or None if the exit code of the ended process is not known."""
     was_out_of_memory: bool = False
     """Whether the kernel killed one of the trainer's processes because memory ran out."""
     evidence: str | None = None
-    """The evidence that a process on this machine was killed because memory ran out."""
+    """The evidence that the kernel killed a process on this machine because memory ran out."""
     elsewhere: Ending | None = None
-    """The trainer's end as the launcher reported it, if the trainer was on another machine."""
+    """The trainer's end in the launcher's report, if the trainer was on another machine."""
     notice: Notice | None = None
-    """The notice that was forwarded to the trainer. If the trainer wrote no report, it has not answered the notice."""
+    """The notice that the segment forwarded to the trainer. A trainer without a report has not answered the notice."""
     printed: str = ""
     """The last lines that the trainer printed about the cause of its end."""
 
     @classmethod
     def of(cls, exit_code: int, *, kills: RecentKills, elsewhere: Ending | None = None) -> Self:
-        """Return the end with this exit code.
+        """Return the end of a trainer with this exit code.
 
         `kills` has read the kernel's counters while the trainer ran on this machine.
         """
@@ -105,13 +105,13 @@ class TrainerEnd:
 
     @property
     def failure(self) -> CodeFailure | None:
-        """The reason why the trainer can never start as requested. The value is None if the trainer can start."""
+        """The reason why the trainer can never start as requested, or None if it can start."""
         refusal = self.elsewhere.refusal if self.elsewhere is not None else None
         return None if refusal is None else CodeFailure(type=type(refusal).__name__, message=str(refusal), traceback="")
 
     @property
     def why(self) -> str:
-        """The note for a report that the trainer did not write itself."""
+        """The note for the report of a trainer that wrote no report itself."""
         printed = f"; it printed: {self.printed}" if self.printed and self._crashed else ""
         if self.elsewhere is None:
             return f"the trainer {self.in_words} without a report{printed}"
@@ -121,7 +121,7 @@ class TrainerEnd:
 
     @property
     def _crashed(self) -> bool:
-        """Whether the trainer's own code ended the trainer."""
+        """Whether the code of the trainer ended the process."""
         return self.exit_code is not None and (self.exit_code > 0 or -self.exit_code in _CRASHES)
 
     @property
@@ -139,7 +139,7 @@ class TrainerEnd:
 
 
 class NoticeRelay:
-    """Forwards notices to the trainer. Notices that arrived before the trainer started are forwarded too."""
+    """Forwards notices to the trainer, including notices that arrived before the trainer started."""
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
@@ -176,9 +176,9 @@ def run_attempt(
     on_line: OnLine,
     flow_run_id: str | None = None,
 ) -> SegmentReport | None:
-    """Train the attempt of a plan to its end. After a planned end, train the next attempt on this machine too.
+    """Train the attempt of a plan to its end, and after a planned end the next attempt.
 
-    The function returns the last report, which is in the log. It returns None if another process holds the attempt.
+    The function returns the last report in the log, or None if another process holds the attempt.
     """
     lines = LastLines(on_line)
     trainer = launch_soonest(Assignment(spec=spec, plan=plan, flow_run_id=flow_run_id), on_line=lines)
@@ -222,9 +222,9 @@ def conclude(
 ) -> SegmentReport | None:
     """Return the report of an attempt whose trainer has ended.
 
-    If the trainer wrote no report, the report is made from `end`. The function returns None if another process holds
-    the same attempt. This process may be alive. Either the trainer ended because of this other process, or a start with
-    another `flow_run_id` has claimed the attempt or may still claim it.
+    If the trainer wrote no report, the function writes a report from `end`. The function returns None if another
+    process, which may be alive, holds the attempt. Either the trainer ended because of the other process, or a start
+    with another `flow_run_id` has claimed the attempt or may still claim it.
 
     Raises:
         StoreWriteError, StoreReadError: the outcome is not known. It is safe to call the function again.
@@ -234,7 +234,7 @@ def conclude(
         return report_or_lost(runlog, plan, end)
     is_open = history.attempt_of(plan.segment, plan.attempt) is None
     if is_open and plan.pools and history.report_of(plan.segment, plan.attempt) is None:
-        # Another pool may still give a machine. If none does, the parent quotes this reason.
+        # Another pool may still provide a machine. If no pool does, the parent quotes this reason.
         number = StartNumbers.of(plan).first_on(plan.deployment)
         note_start(runlog, plan, number, "start_failed", seconds=0.0, why=end.why)
     return None
@@ -253,7 +253,7 @@ def _is_anothers(history: History, plan: SegmentPlan, end: TrainerEnd, flow_run_
 def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> SegmentReport:
     """Return the report of an attempt whose trainer has ended.
 
-    If the trainer wrote no report, the report is made from `end`.
+    If the trainer wrote no report, the function writes a report from `end`.
 
     Raises:
         StoreWriteError, StoreReadError: the outcome is not known. It is safe to call the function again.
@@ -262,7 +262,7 @@ def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> Segmen
     report = history.report_of(plan.segment, plan.attempt) or declare_unfit(runlog, plan, history)
     if report is not None:
         return report
-    # The launcher may not have seen that the trainer ran.
+    # The launcher may not have observed that the trainer ran.
     had_machine = history.attempt_of(plan.segment, plan.attempt) is not None or end.had_machine
     if not had_machine and end.was_refused:
         return declare_lost(runlog, plan, why=end.why, reason=StopReason.NO_CAPACITY, was_refused=True)
@@ -278,7 +278,7 @@ def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> Segmen
 
 
 class _Segment:
-    """The attempts that this machine trains one after the other. After each planned end, the next attempt follows."""
+    """The attempts that this machine trains one after the other, each after the planned end of the previous attempt."""
 
     def __init__(
         self,
@@ -294,7 +294,7 @@ class _Segment:
         self._lines, self._flow_run_id = lines, flow_run_id
 
     def train(self, plan: SegmentPlan, trainer: Trainer) -> SegmentReport | None:
-        """Train until an attempt ends before its planned end, or until no further plan comes.
+        """Train attempts until an attempt ends before its planned end or no further plan comes.
 
         Return the last report.
         """

@@ -1,7 +1,9 @@
-"""The clock for the decisions of one run. The clock advances with monotonic time, and slowly follows a reference clock.
+"""Provides the clock for the decisions of a run, which advances with monotonic time and slowly follows a reference
+clock.
 
-The reference clock is the clock of the orchestrator's server, or the clock of the store. If only this machine's clock
-or only the reference clock jumps, decisions are not affected, because the other clock still agrees with monotonic time.
+The reference clock is the clock of the orchestrator's server, or the clock of the store. A jump of only this machine's
+clock, or of only the reference clock, does not affect decisions, because the other clock still agrees with monotonic
+time.
 """
 
 from __future__ import annotations
@@ -20,24 +22,24 @@ from segue.units import duration
 log = logging.getLogger(__name__)
 
 JUMP_SECONDS = 2.0
-"""A clock has jumped if it moved against monotonic time by more than this number of seconds between two checks."""
+"""Least difference in seconds between a clock and monotonic time, between two checks, that is a jump of the clock."""
 _WRONG_SECONDS = 5.0
-"""If the difference from the reference clock at the start is larger than this number of seconds, a warning is logged.
+"""Largest difference in seconds from the reference clock at the start without a warning.
 
-A smaller difference is only corrected.
+The clock corrects a smaller difference silently.
 """
 _SLEW = 0.05
-"""Largest correction by a reference clock that nothing confirms, as a share of the time since the last reading."""
+"""Largest unconfirmed correction by a reference clock, as a share of the time since the last reading."""
 _LOOK_SECONDS = 1.0
 _REFERENCE_SECONDS, _FIRST_REFERENCE_SECONDS = 60.0, 5.0
 """Seconds between two reads of the reference clock.
 
-The second value applies until the reference clock has answered once.
+The second value applies until the first answer of the reference clock.
 """
 
 
 class Reading(NamedTuple):
-    """A time that a reference clock showed."""
+    """A time that a reference clock returned."""
 
     at: datetime
     uncertainty_seconds: float
@@ -48,7 +50,7 @@ class Reading(NamedTuple):
 Reference = Callable[[], Reading | None]
 """A function that reads the reference clock.
 
-It returns None if the reference clock does not answer. The function may take seconds.
+The function returns None if the reference clock does not answer. A call may take seconds.
 """
 
 
@@ -57,7 +59,7 @@ class Correction:
     """The correction that follows from a reading of the reference clock."""
 
     seconds: float
-    """The number of seconds by which the clock is moved."""
+    """The number of seconds to add to the clock."""
     kind: Literal["agrees", "first", "slept", "follows"]
 
 
@@ -71,13 +73,13 @@ def correction(
     """Return the correction of a clock that differs from the reference clock by `error_seconds`. The function is pure.
 
     `local_jump_seconds` is the sum of the jumps of this machine's clock since the clocks last agreed. `passed_seconds`
-    is the time since the previous reading. It is None for the first reading.
+    is the time since the previous reading, or None for the first reading.
     """
     if abs(error_seconds) <= uncertainty_seconds:
         return Correction(0.0, "agrees")
     if passed_seconds is None:
         return Correction(error_seconds, "first")
-    # The local clock and the reference both show more time than monotonic time: this machine slept.
+    # If the local clock and the reference clock both show more time than monotonic time, this machine slept.
     if local_jump_seconds and abs(error_seconds - local_jump_seconds) <= uncertainty_seconds + JUMP_SECONDS:
         return Correction(error_seconds, "slept")
     most = _SLEW * passed_seconds
@@ -96,7 +98,7 @@ class LocalJumps:
     def look(self) -> float:
         """Return the seconds by which the clock has jumped since the last check.
 
-        Return 0 if the movement is too small for a jump.
+        Return 0 if the difference is too small for a jump.
         """
         offset = self._base.now().timestamp() - self._base.monotonic()
         moved, self._offset = offset - self._offset, offset
@@ -107,11 +109,11 @@ class LocalJumps:
 
 
 class SteadyClock:
-    """The time of one run. The method `now` never jumps, even if this machine's clock jumps."""
+    """The clock of one run. Its `now` never jumps, even if this machine's clock jumps."""
 
     def __init__(self, base: Clock, *, reference: Reference) -> None:
         self.base, self._reference = base, reference
-        """The first object is the clock for monotonic time and for sleeping, the second reads the reference clock."""
+        """`base` is the clock for monotonic time and sleeping, and `_reference` reads the reference clock."""
         self._offset = base.now().timestamp() - base.monotonic()
         self._jumps = LocalJumps(base)
         self._read_at: float | None = None
@@ -119,7 +121,7 @@ class SteadyClock:
         self._is_reference_off = False
         self._looking = threading.Lock()
         self.trouble: str | None = None
-        """The known problem of a clock, for the run's page. The value is None if no problem is known."""
+        """The known problem of a clock for the run's page, or None if no problem is known."""
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self.base.monotonic() + self._offset, UTC)
@@ -177,9 +179,9 @@ class SteadyClock:
 
 @contextmanager
 def steady(base: Clock, *, reference: Reference) -> Iterator[SteadyClock]:
-    """A block with a clock that a thread corrects until the block ends.
+    """Provide a clock that a thread corrects until the `with` block ends.
 
-    The reference clock is read once before the block begins.
+    The function reads the reference clock once before the block begins.
     """
     clock, stop = SteadyClock(base, reference=reference), threading.Event()
 
@@ -187,7 +189,7 @@ def steady(base: Clock, *, reference: Reference) -> Iterator[SteadyClock]:
         try:
             clock.look()
         except Exception as error:
-            # Any exception is caught: if this thread ended, a jump of the clock would not be noticed.
+            # Any exception is caught, because nothing would detect a jump of the clock if this thread ended.
             log.warning("could not compare the clocks reason=%s", error)
 
     def work() -> None:

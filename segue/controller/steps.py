@@ -1,4 +1,4 @@
-"""A controller's operations on a run's log: open the run, decide, declare an attempt lost, stop the run.
+"""Implements a controller's operations on a run's log: open the run, decide, stop the run.
 
 The Prefect flows and local runs use the same operations. Decisions depend only on the log of the run.
 """
@@ -37,9 +37,9 @@ CANCELLED = "its flow run was cancelled"
 def open_run(
     spec: RunSpec, *, clock: Clock, accept_drift: bool = False, requested_at_slot: int | None = None
 ) -> RunLog:
-    """Open the run that `spec` names, new or resumed. Return the log of the run.
+    """Open the new or existing run that `spec` names, and return its log.
 
-    A run that was stopped or cancelled is opened again. The exception is a stop or cancellation that is newer than the
+    The function reopens a stopped or cancelled run. It does not do so if the stop or cancellation is newer than the
     request to start the run, because a parent may wait in a queue for a long time. `requested_at_slot` is the log's
     next slot at the time of the request to start the run.
 
@@ -64,9 +64,7 @@ def open_run(
 
 
 def cancelled_at_slot(runlog: RunLog) -> int | None:
-    """Return the slot of the newest attempt's report, if a person cancelled the attempt and no decision ended the run
-    yet.
-    """
+    """Return the log slot of the newest report if a person cancelled its attempt and the run has not ended."""
     fresh = (history := read_history(runlog)).fresh_reports
     if not fresh or fresh[-1].stop_reason is not StopReason.CANCELLED or history.open_plan is not None:
         return None
@@ -77,30 +75,29 @@ def cancelled_at_slot(runlog: RunLog) -> int | None:
 def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, known_slots: int = 0) -> RunLog:
     """Check that the run can be opened, without writing to the log of the run. Return the log.
 
-    `known_slots` is the number of slots that the log is known to have. If a store has fewer slots than `known_slots`,
-    it is a different store or it is not mounted. Such a store is not created again.
+    `known_slots` is the number of slots that the log is known to have. A log with fewer slots is in a different store,
+    or its store is not mounted. The function does not create such a store again.
 
     Raises:
         StoreGoneError: the log has fewer slots than `known_slots`.
         SpecError: the spec contains credentials.
-        SigningKeyError: the key that the spec names cannot be used.
-        ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: the log does
-            not match the signatures of the key that the spec names.
+        SigningKeyError: segue cannot use the key that the spec names. ForgedRecordError, ReplayedRecordError,
+        BrokenChainError, UnsignedLogError, SigningKeyNeededError: the log does not match the signatures of the key that
+        the spec names.
         StoreUnreachableError: the store cannot be written, or has no reliable put-if-absent.
         DeadlinePassedError: the deadline of a new run, or a new deadline, is in the past.
         DriftError: the run was started with another recipe, config, seed or goal, and `accept_drift` is off.
-        RanksChangedError: the run trains a program, and the newest checkpoint of the run was made with another number
-            of ranks.
+        RanksChangedError: the run trains a program, and its newest checkpoint has another number of ranks.
         PriceSourceError: no prices of the run are known, and the source of prices fails.
-        BudgetError: the run begins, or begins again, and the budget does not pay for one attempt, or does not pay for
-            the whole run.
+        BudgetError: the budget of a run that begins, or begins again, does not pay for one attempt or for the run.
     """
     spec.require_no_secrets()
     runlog = open_log(spec, clock=clock)
     store = runlog.store
     is_new = not known_slots and _is_new_store(runlog)
     if is_new:
-        # These checks come before the check of the store, which creates a folder: a refused request must leave nothing.
+        # These checks come before the check of the store, which creates a folder, because a refused request must leave
+        # nothing.
         spec.require_future_deadline(clock.now())
         refuse_cost(None, spec, History(), clock=clock)
     if known_slots and runlog.reload().next_slot < known_slots:
@@ -124,15 +121,14 @@ def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, know
 def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock, queues: Queues | None = None) -> Decision:
     """Decide the next action and write the decision to the log.
 
-    `queues` contains the queues of the pools, if the pools have queues. If the newest plan has no report, the same plan
-    is returned again. The plan's attempt may be alive, or the parent may have died after the decision and before it
-    started the attempt.
+    `queues` contains the queues of the pools, if the pools have queues. If the newest plan has no report, the function
+    returns the newest plan again. Its attempt may be alive, or the parent may have died between the decision and the
+    start of the attempt.
 
     Raises:
-        StoreWriteError, StoreReadError: nothing was decided. It is safe to call the function again.
-        PriceSourceError: no prices of the run are known, and the source of prices fails.
-        NothingTrustedError, LostRecordError: the log is signed, and the checkpoints of the run or a record of the log
-            were damaged.
+        StoreWriteError, StoreReadError: the function decided nothing. It is safe to call the function again.
+        PriceSourceError: no prices of the run are known, and the source of prices fails. NothingTrustedError,
+        LostRecordError: the log is signed, and the checkpoints of the run or a record are damaged.
     """
     known: int | None = None
     while True:
@@ -173,10 +169,10 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock, queues: Queues |
 
 
 def request_stop(runlog: RunLog, *, reason: str) -> SegmentPlan | None:
-    """End the run because a person asked for it.
+    """End the run at the request of a person.
 
-    Return the plan of the attempt that is recalled, or None if no attempt runs. After this call, the parent starts no
-    further attempt. If a person starts the run again with the same run id, the run resumes.
+    Return the plan of the recalled attempt, or None if no attempt runs. After this call, the parent starts no further
+    attempt. If a person starts the run again with its run id, the run resumes.
 
     Raises:
         RunOverError: the run has already ended.
@@ -205,7 +201,7 @@ def request_stop(runlog: RunLog, *, reason: str) -> SegmentPlan | None:
 
 
 def _tidy(runlog: RunLog) -> None:
-    """Remove half-written objects of a finished run. Killed writers of the run left these objects."""
+    """Remove the half-written objects that killed writers of a finished run left."""
     try:
         runlog.store.drop_unfinished(keys.run_prefix(runlog.run_id))
     except (StoreReadError, StoreWriteError) as error:
@@ -213,7 +209,7 @@ def _tidy(runlog: RunLog) -> None:
 
 
 def _is_void(history: History, plan: SegmentPlan) -> bool:
-    """Whether the plan is for an import that never began. A trainer with such a plan would train the wrong weights."""
+    """Whether the plan is for an import that never began, so that a trainer would train the wrong weights."""
     return history.is_import(plan.segment, plan.attempt) and history.attempt_of(plan.segment, plan.attempt) is None
 
 
@@ -247,10 +243,10 @@ def _refuse_drift(before: RunSpec, now: RunSpec) -> None:
 def _set_aside(runlog: RunLog, checkpoint: Checkpoint, history: History) -> None:
     """Quarantine a checkpoint.
 
-    After this call, no attempt resumes from the checkpoint, and its bytes are kept as evidence.
+    After this call, no attempt resumes from the checkpoint. Its bytes remain as evidence.
     """
     facts = {"slot": checkpoint.ref.slot, "checkpoint": checkpoint.ref, "reason": SET_ASIDE}
-    # If another process has written first, it may have quarantined the checkpoint; the caller reads the log again.
+    # If another process has written first, it may have quarantined the checkpoint. The caller reads the log again.
     with suppress(LogMovedError):
         runlog.append(lambda stamp: QuarantineEntry.model_validate(stamp(epoch=0) | facts), at=history.next_slot)
 
@@ -258,7 +254,7 @@ def _set_aside(runlog: RunLog, checkpoint: Checkpoint, history: History) -> None
 def _of_log(log_id: str, decision: Decision) -> Decision:
     """Return the decision with the log's id in its plan.
 
-    Because of this id, another log of the same name refuses the plan.
+    Because of the id, a different log with the same name refuses the plan.
     """
     plan = decision.plan
     return decision if plan is None else replace(decision, plan=plan.model_copy(update={"log_id": log_id}))

@@ -1,7 +1,8 @@
-"""The supervision of a trainer by its segment.
+"""Supervises a trainer from its segment.
 
-The segment ends a trainer whose attempt is over or that ignores a notice. Usually, such a trainer ends by itself. The
-segment has to end it only if the trainer hangs or is suspended, or if none of its threads runs any more.
+The segment ends a trainer whose attempt is over, or that ignores a notice. Usually a trainer ends by itself after a
+notice or the end of its attempt. The segment has to end a trainer only if it hangs, is suspended, or has no running
+thread.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ log = logging.getLogger(__name__)
 
 def look_seconds(spec: RunSpec) -> float:
     """Return the shortest time in seconds between two checks for a request."""
-    # On a remote store, each look is a request that costs money.
+    # On a remote store, each check is a request that costs money.
     return spec.liveness.heartbeat_seconds if spec.store.is_remote else 0.0
 
 
 class DisturbedTrainer:
-    """Carries out a drill's request to disturb one attempt. The request is carried out only once."""
+    """Carries out a drill's request to disturb one attempt, once."""
 
     def __init__(
         self, spec: RunSpec, plan: SegmentPlan, trainer: Trainer, *, give_notice: Callable[[], None], clock: Clock
@@ -48,10 +49,10 @@ class DisturbedTrainer:
         self._look_at = -math.inf
 
     def look(self) -> None:
-        """Check once whether a disturbance is requested. If so, send SIGKILL or a notice at once.
+        """Send SIGKILL or a notice if a drill has requested a disturbance.
 
         Raises:
-            SegueError: the store could not be read. A later check tries again.
+            SegueError: the store could not be read. It is safe to call the method again.
         """
         at = self._clock.monotonic()
         if at < self._look_at:
@@ -79,11 +80,11 @@ _POLL_SECONDS = 0.5
 _LOG_SECONDS = 5.0
 """Shortest time in seconds between two reads of the run's log."""
 _MARGIN_SECONDS = 8.0
-"""Seconds after the grace period at which a trainer is killed. The trainer's own watchdog acts earlier."""
+"""Seconds after the grace period at which the segment kills a trainer. The trainer's own watchdog acts earlier."""
 _DUMP_SECONDS = 2.0
 """Seconds that a trainer has to write its stack traces."""
 _END_NEAR_SECONDS = 30.0
-"""When the planned end of a segment is this number of seconds away, the trainer of the next segment boots."""
+"""Seconds before the planned end of a segment at which the trainer of the next segment boots."""
 
 
 @dataclass
@@ -91,11 +92,11 @@ class Supervision:
     """The outcome of the supervision of a trainer."""
 
     was_hung: bool = False
-    """Whether the trainer was killed because it ran without a heartbeat and did not answer a notice."""
+    """Whether the segment killed the trainer because it ran without a heartbeat and did not answer a notice."""
     is_end_near: bool = False
     """Whether the planned end of the segment is at most 30 s away."""
     notice: Notice | None = None
-    """The first notice that was forwarded to the trainer."""
+    """The first notice that the segment forwarded to the trainer."""
 
 
 @contextmanager
@@ -108,10 +109,10 @@ def supervising(
     clock: Clock,
     give_notice: Callable[[], None] | None = None,
 ) -> Iterator[Supervision]:
-    """Supervise a trainer from a thread until the block ends.
+    """Supervise a trainer from a thread until the `with` block ends.
 
-    `notices` returns the notices that were forwarded to the trainer. If a drill's disturbance is a notice,
-    `give_notice` gives the notice. If `give_notice` is None, the trainer itself gets the notice.
+    `notices` returns the forwarded notices. If a drill's disturbance is a notice, the thread sends the notice with
+    `give_notice`, or directly to the trainer if `give_notice` is None.
     """
     supervisor = _Supervisor(spec, plan, trainer, notices, clock)
     looks = {"supervisor": supervisor.look, "supervisor-log": supervisor.look_at_log}
@@ -121,7 +122,7 @@ def supervising(
     stop = threading.Event()
     threads = [
         threading.Thread(target=_repeat, args=(look, stop), name=f"segue-{name}", daemon=True)
-        # There are several threads, so that a store that hangs cannot delay the end of a trainer that ignores a notice.
+        # Several threads are used, so that a hanging store cannot delay the end of a trainer that ignores a notice.
         for name, look in looks.items()
     ]
     for thread in threads:
@@ -139,7 +140,7 @@ def _repeat(look: Callable[[], None], stop: threading.Event) -> None:
         try:
             look()
         except Exception as error:
-            # Any exception is caught: without this thread, nothing would end a trainer that hangs.
+            # Any exception is caught, because nothing would end a hanging trainer without this thread.
             log.warning("the supervisor could not check the trainer reason=%s", error)
 
 
@@ -165,14 +166,14 @@ class _Supervisor:
         self._beat_at = clock.monotonic() if plan.keeps_machine else math.inf
 
     def look(self) -> None:
-        """Check the trainer once, and end the trainer if its time is over."""
+        """Check the trainer once, and end it if its time is over."""
         at = self._clock.monotonic()
         due = [found for found in (self._due, self._end_of_notice(at)) if found is not None]
         if due and self._trainer.poll() is None:
             self._end(*min(due, key=lambda found: found[1]), at=at)
 
     def _end_of_notice(self, at: float) -> tuple[str, float] | None:
-        """Return the reason and the time to kill a trainer that got a notice. Return None if there was no notice."""
+        """Return the reason and the time to kill a trainer that got a notice, or None without a notice."""
         for number in self._notices():
             self._noticed_at.setdefault(number, at)
             if self.outcome.notice is None:
@@ -188,10 +189,10 @@ class _Supervisor:
         return self._spec.grace_seconds if ahead is None else ahead
 
     def look_at_log(self) -> None:
-        """Read the log if a read is due, and ask the trainer to end if its attempt is over.
+        """Read the log if a read is due, and request the end of the trainer if its attempt is over.
 
         Raises:
-            SegueError: the log could not be read. A later check tries again.
+            SegueError: the log could not be read. It is safe to call the method again.
         """
         at = self._clock.monotonic()
         if self._due is not None or at - self._read_at < self._period_seconds:
@@ -203,7 +204,8 @@ class _Supervisor:
         if why is None:
             self._look_for_planned_end(at)
             return
-        # The trainer may still commit its last steps; if a newer attempt has begun, the trainer itself refuses to.
+        # The trainer may still commit its last steps. If a newer attempt has begun, the trainer itself refuses the
+        # commit.
         log.warning("ending the trainer reason=%s", why)
         self._counter_when_over = self._heartbeat_counter()
         self._due = why, at + self._spec.grace_seconds + _MARGIN_SECONDS
@@ -217,11 +219,11 @@ class _Supervisor:
         if left is None:
             return
         self.outcome.is_end_near = left <= _END_NEAR_SECONDS
-        # Look again after half of the remaining time, because the pace may change.
+        # The next check comes after half of the remaining time, because the pace may change.
         self._beat_at = math.inf if self.outcome.is_end_near else at + (left - _END_NEAR_SECONDS) / 2
 
     def _heartbeat_counter(self) -> int | None:
-        """Return the counter of the attempt's newest heartbeat. Return None if the heartbeat cannot be read."""
+        """Return the counter of the attempt's newest heartbeat, or None if the heartbeat cannot be read."""
         try:
             beat = self._last_heartbeat()
         except SegueError:
@@ -245,14 +247,15 @@ class _Supervisor:
             self._trainer.kill()
 
     def _is_hung(self) -> bool:
-        """Whether the trainer runs without a heartbeat. A trainer with heartbeats is only in a long step."""
+        """Whether the trainer runs without a heartbeat. A trainer with heartbeats does not hang, but has a long
+        step."""
         if self._counter_when_over is None or not self._trainer.is_known_to_run():
             return False
         return self._heartbeat_counter() == self._counter_when_over
 
 
 def _why_over(history: History, plan: SegmentPlan) -> str | None:
-    """Return the reason why an attempt is over although its trainer runs. Return None if the attempt is not over."""
+    """Return the reason why the attempt of a running trainer is over, or None if the attempt is not over."""
     report = history.report_of(plan.segment, plan.attempt)
     if report is not None:
         return f"its attempt was reported as {report.stop_reason.in_words}"

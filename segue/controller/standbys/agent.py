@@ -1,5 +1,6 @@
-"""Runs a standby: the agent reports that the standby has a machine, boots on command, and takes the plan that names the
-standby.
+"""Runs a standby on its machine.
+
+The agent reports that the standby has a machine, boots on command, and takes the plan that names the standby.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _POLL_SECONDS = 0.25
 _PATIENCE_TIMEOUTS = 10
 """Number of heartbeat timeouts for which a standby waits for a silent parent.
 
-Prefect's client waits less for a server.
+The wait is longer than the wait of Prefect's client for a server.
 """
 
 
@@ -40,7 +41,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Left:
-    """The standby was not used and changed nothing."""
+    """The standby has left without becoming an attempt, and has changed nothing."""
 
     why: str
     how: Literal["not needed", "taken back", "broken"] = "not needed"
@@ -69,10 +70,10 @@ class StandbyAgent:
         self._was_named = False
 
     def serve(self, is_called_off: Callable[[], str | None]) -> Taken | Left:
-        """Block until there is a plan for this standby, or a reason to leave. `is_called_off` may give such a reason.
+        """Block until the standby gets a plan or has a reason to leave. `is_called_off` may return a reason.
 
-        The standby keeps waiting while the store is unreachable. If no plan came, the trainer has ended when this
-        method returns.
+        The standby keeps waiting while the store is unreachable. If no plan came, the method ends the trainer before it
+        returns.
         """
         outcome: Taken | Left | None = None
         try:
@@ -127,7 +128,7 @@ class StandbyAgent:
         return plan if plan is not None and plan.standby == self._standby else None
 
     def _why_outdated(self, history: History) -> str | None:
-        """Return the reason why the standby must not train: the standby booted with an older run spec.
+        """Return the reason why the standby must not train: it booted with an older run spec.
 
         Return None if the standby may train.
         """
@@ -135,7 +136,7 @@ class StandbyAgent:
         return "the run spec has changed" if is_old else None
 
     def _why_no_plan_can_come(self, history: History, plan: SegmentPlan | None) -> str | None:
-        """Return the reason why no plan can come for this standby any more. Return None while a plan may come."""
+        """Return the reason why no plan can come for this standby any more, or None if a plan may come."""
         if plan is not None:
             return None
         if history.is_over:

@@ -1,5 +1,6 @@
-"""Manages the standbys on one pool: while an attempt trains, the manager submits and commands a standby, and hands the
-run over to it.
+"""Manages the standbys on one pool during an attempt.
+
+The manager submits and commands a standby, and hands the run over to the standby.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ log = logging.getLogger(__name__)
 
 _ASK_POOL_SECONDS = 5.0
 _SEND_AGAIN_SECONDS = 10.0
-"""Seconds before a submission is tried again, if the orchestrator did not answer."""
+"""Seconds before another submission, if the orchestrator did not answer."""
 
 
 @dataclass
 class _Sent:
-    """The standby that was submitted."""
+    """The submitted standby."""
 
     handle: str
     command: StandbyCommand
@@ -56,7 +57,7 @@ class _Sent:
     sent_at: float | None
     """The time at which the standby was submitted.
 
-    The value is None if an earlier parent submitted the standby, because the time is then not known.
+    The value is None if an earlier parent submitted the standby at an unknown time.
     """
     ended_as: str | None = None
     seen_at: float | None = None
@@ -71,12 +72,12 @@ class Pauses:
 
     def __init__(self, *, begun_at: float) -> None:
         self.next_at = begun_at
-        """The time from which the next standby may be submitted."""
+        """The earliest time of the next submission."""
         self.unused = 0
-        """The number of standbys that were not used."""
+        """The number of unused standbys."""
 
     def begin(self, here: Situation, at: float) -> None:
-        """Begin a pause, because a standby was not used."""
+        """Begin a pause after an unused standby."""
         self.unused += 1
         self.next_at = at + pause_seconds(here, sent=self.unused)
 
@@ -90,10 +91,9 @@ class Place:
 
 
 class StandbyManager:
-    """Manages the standbys of one attempt, on one pool. If a standby fails, the attempt is not disturbed.
+    """Manages the standbys of one attempt on one pool. A failure of a standby does not disturb the attempt.
 
-    The manager keeps no state that a restart could lose, because a parent that is restarted adopts the submitted
-    standby.
+    The manager keeps no state that a restart could lose, because a restarted parent adopts the submitted standby.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class StandbyManager:
         self._orchestrator = orchestrator
         self._sent: _Sent | None = None
         self._next: StandbyCommand | None = None
-        """The command that is written, and whose standby is not submitted yet."""
+        """The written command of a standby that is not submitted yet."""
         self._has_looked = False
         self._pauses = pauses
 
@@ -126,7 +126,7 @@ class StandbyManager:
         return self._sent is not None and self._sent.seen_at is not None
 
     def look(self, history: History, here: Situation) -> bool:
-        """While the attempt trains, submit or command the standby if this is due. Return whether to recall the attempt.
+        """Submit or command the standby of a training attempt if this is due. Return whether to recall the attempt.
 
         Raises:
             StoreReadError, StoreWriteError: the store could not be used. It is safe to call the method again.
@@ -158,7 +158,7 @@ class StandbyManager:
         self.withdraw(f"{self._plan.capacity} has ended")
 
     def withdraw(self, why: str) -> None:
-        """Release the standby, unless the run was handed over to it. An unreachable store is only logged."""
+        """Release the standby if the run was not handed over to it. The method only logs an unreachable store."""
         sent = self._sent
         if sent is None:
             return
@@ -174,12 +174,12 @@ class StandbyManager:
         if command is None:
             if self._has_looked and not self._is_due(here, at):
                 return
-            # The number of a new standby is chosen here and used at once: another pool may also need a number.
+            # The number of a new standby is chosen here and used at once, because another pool may also need a number.
             command, self._has_looked = self._next_command(history, here, at), True
         is_out = command.counter > 0
         if not is_out and not self._is_due(here, at):
             return
-        # The command is written first: if this parent is killed now, the next parent reads the standby's number in it.
+        # The command is written first, so that the next parent can read the standby's number if this parent dies now.
         put_command(self._runlog.store, self._runlog.run_id, command)
         self._next = command
         handle = self._orchestrator.submit_standby(self._spec, command.standby, deployment=command.deployment)
@@ -291,7 +291,7 @@ class StandbyManager:
         sent.command, sent.commanded_at = made, at
 
     def _repeat_command(self, sent: _Sent, at: float) -> None:
-        # The counter must change: a standby whose command does not change takes its parent for dead.
+        # The counter must change, because a standby whose command does not change concludes that its parent is dead.
         if at - sent.commanded_at >= self._spec.liveness.heartbeat_timeout_seconds / 2:
             self._command(sent, sent.command.action, sent.command.why, at)
 

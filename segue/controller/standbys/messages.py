@@ -1,8 +1,7 @@
-"""Defines the status and the command: two small objects in the store by which a standby and the run's parent
-communicate.
+"""Defines the status and the command of a standby: two small objects in the store.
 
-The standby overwrites its status, and the parent overwrites its command. Decisions that must not be made twice are in
-the run's log instead. The loss of a status or command can therefore cost a standby, but never the run.
+The standby overwrites the status, and the parent overwrites the command. Decisions that must not be made twice are in
+the run's log. The loss of a status or command can therefore cost a standby, but never the run.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from segue.runlog import keys
 from segue.stores.base import Store
 
 _NEWEST = 12
-"""Number of standbys among which those that an earlier parent left are looked for."""
+"""Number of newest standbys among which a parent searches for leftover standbys of an earlier parent."""
 
 Phase = Literal["here", "booting", "ready", "gone"]
 Action = Literal["wait", "boot", "leave"]
 
 
 class StandbyStatus(Record):
-    """A standby's heartbeat. A counter that changes shows that the standby is alive."""
+    """A standby's heartbeat. If the counter changes, the standby is alive."""
 
     standby: str = Field(alias="spare")
     counter: int = Field(ge=0)
@@ -38,7 +37,7 @@ class StandbyStatus(Record):
 
 
 class StandbyCommand(Record):
-    """The parent's command to a standby. The parent repeats the command as long as the parent is alive."""
+    """The parent's command to a standby, which a living parent repeats."""
 
     standby: str = Field(alias="spare")
     counter: int = Field(ge=0)
@@ -60,7 +59,7 @@ def put_status(store: Store, run_id: str, status: StandbyStatus) -> None:
 
 
 def status_of(store: Store, run_id: str, standby: str) -> StandbyStatus | None:
-    """Return a standby's newest status. Return None if there is no readable status.
+    """Return a standby's newest status, or None if the store has no readable status.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -81,7 +80,7 @@ def put_command(store: Store, run_id: str, command: StandbyCommand) -> None:
 
 
 def command_of(store: Store, run_id: str, standby: str) -> StandbyCommand | None:
-    """Return a standby's command. Return None if there is no readable command.
+    """Return a standby's command, or None if the store has no readable command.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -93,7 +92,7 @@ def command_of(store: Store, run_id: str, standby: str) -> StandbyCommand | None
 
 
 def newest_standby(store: Store, run_id: str) -> int | None:
-    """Return the number of the last standby of a run that got a command. Return None if no standby got a command.
+    """Return the number of the last standby of a run with a command, or None if no standby has a command.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -103,7 +102,7 @@ def newest_standby(store: Store, run_id: str) -> int | None:
 
 
 def newest_commands(store: Store, run_id: str) -> Iterator[StandbyCommand]:
-    """The commands of the newest standbys of a run, the newest first. Commands that cannot be read are left out.
+    """Yield the readable commands of the newest standbys of a run, newest first.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -116,7 +115,7 @@ def newest_commands(store: Store, run_id: str) -> Iterator[StandbyCommand]:
 
 
 class HeldStandby(NamedTuple):
-    """A standby that holds a machine, or that held a machine until the standby left or took over the run."""
+    """A standby that holds a machine, or that held a machine until it left or took over the run."""
 
     deployment: str
     began_at: datetime
@@ -124,7 +123,7 @@ class HeldStandby(NamedTuple):
 
 
 def held_standbys(store: Store, run_id: str) -> list[HeldStandby]:
-    """Return the standbys of a run that had a machine, in the order of their numbers.
+    """Return the standbys of a run that have had a machine, in the order of their numbers.
 
     Raises:
         StoreReadError: the store could not be read.

@@ -1,6 +1,7 @@
-"""Manages the standbys of an attempt that trains, on all spot pools to which the run may move.
+"""Manages the standbys of a training attempt on all spot pools to which the run may move.
 
-A standby is submitted to each pool that is worth it. As soon as one of them has a machine, the others are withdrawn.
+segue submits a standby to each pool that is worth a move. As soon as one standby has a machine, segue withdraws the
+other standbys.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from segue.spec import RunSpec
 
 _UNWANTED = "a standby on this pool is no longer wanted"
 _ASK_SECONDS = 30.0
-"""Seconds between two choices of the pools, as long as no standby is submitted."""
+"""Seconds between two choices of the pools while no standby is submitted."""
 
 
 class PoolStandbys:
@@ -38,7 +39,7 @@ class PoolStandbys:
         self._has_released = False
 
     def look(self, history: History, here: Situation) -> bool:
-        """While the attempt trains, submit or command standbys if this is due. Return whether to recall the attempt.
+        """Submit or command the standbys of a training attempt if this is due. Return whether to recall the attempt.
 
         Raises:
             StoreReadError, StoreWriteError: the store could not be used. It is safe to call the method again.
@@ -55,14 +56,14 @@ class PoolStandbys:
                 self._only(manager)
                 break
             if was_sent and not manager.is_sent:
-                # It was rejected, or its machine is gone. The same holds for the standbys of the other pools, as far as
-                # they wait only.
+                # The parent rejected the standby, or its machine is gone. The waiting standbys of the other pools are
+                # then also not needed.
                 self._only(manager, why="a standby on another pool was not used")
                 break
         return False
 
     def close(self) -> None:
-        """Release the standbys to which the run was not handed over.
+        """Release all standbys except a standby to which the run was handed over.
 
         The method does not wait for an unreachable store.
         """
@@ -70,7 +71,7 @@ class PoolStandbys:
             manager.close()
 
     def _worth_asking(self, history: History, here: Situation) -> list[StandbyManager]:
-        """The managers of the pools on which a standby waits, or should wait."""
+        """Return the managers of the pools on which a standby waits or should wait."""
         at = self._clock.monotonic()
         if at >= self._ask_at and not any(each.is_sent for each in self._managers.values()):
             self._ask_at = at + _ASK_SECONDS
@@ -94,7 +95,7 @@ class PoolStandbys:
         return self._managers[deployment]
 
     def _only(self, kept: StandbyManager, *, why: str = "another standby has a machine") -> StandbyManager:
-        """Withdraw all other standbys."""
+        """Withdraw all standbys except the standby of `kept`."""
         for manager in self._managers.values():
             if manager is not kept:
                 manager.withdraw(why)
@@ -112,8 +113,8 @@ def release_leftover(
     """Cancel the standbys that a killed parent left on the pools, except on the pools in `kept`.
 
     Raises:
-        StoreReadError, StoreWriteError: the store could not be used. It is safe to call the function again. Even
-            without this call, a standby leaves by itself after its start.
+        StoreReadError, StoreWriteError: the store could not be used. It is safe to call the function again. Without the
+        call, a standby leaves by itself after its start.
     """
     history = read_history(runlog)
     for command in newest_commands(runlog.store, runlog.run_id):
