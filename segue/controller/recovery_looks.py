@@ -68,8 +68,7 @@ class Look:
     interval_seconds: float | None
 
     def end(self) -> None:
-        """Record the end of this check. If the store cannot write the record, parents report that no check has
-        ended."""
+        """Record the end of this check. If the write fails, parents report that no check has ended."""
         try:
             before = read_look(self.store)
             known_seconds = before.interval_seconds if before is not None else None

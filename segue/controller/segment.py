@@ -48,13 +48,11 @@ class Requests(Protocol):
     """The requests of an orchestrator to a running segment."""
 
     def look(self) -> None:
-        """Forward a requested cancellation. The segment calls the method several times a second, so it must not
-        block."""
+        """Forward a requested cancellation. The method is called several times a second and must not block."""
         ...
 
     def was_cancelled(self) -> bool:
-        """Whether a person cancelled this segment. The segment calls the method once, after a notice ended the
-        trainer."""
+        """Whether a person cancelled this segment. The method is called once, after a notice has ended the trainer."""
         ...
 
 

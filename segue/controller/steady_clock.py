@@ -1,5 +1,4 @@
-"""Provides the clock for the decisions of a run, which advances with monotonic time and slowly follows a reference
-clock.
+"""Provides the clock for the decisions of a run. It advances with monotonic time and follows a reference clock.
 
 The reference clock is the clock of the orchestrator's server, or the clock of the store. A jump of only this machine's
 clock, or of only the reference clock, does not affect decisions, because the other clock still agrees with monotonic

@@ -1,16 +1,15 @@
 """Manages the starts of one attempt.
 
-An attempt usually has one start. If this start is slower than usual on its pool, another start is requested. The
-further start is a start of the same attempt, because an attempt can be claimed only once. The start that claims the
-attempt first in the run's log trains it. Every other start finds the claim and ends without changing anything, even if
-it comes late and this parent is dead. The slow start may therefore be alive, and may be impossible to stop. If the slow
-start claims the attempt first, it continues. If another start claims the attempt first, the slow start is given up. A
-second attempt instead of a second start would need two open plans at the same time, and a decision about which plan
-counts. The log contains only the facts that another parent has to know. These facts are which start was slow, so that a
-further start with the next number exists, and how each start ended.
+An attempt usually has one start. If the start is slower than usual on its pool, segue requests another start of the
+attempt. Several starts are safe, because only one start can claim the attempt. The first start that claims the attempt
+in the run's log trains it. Every other start finds the claim and ends without changing anything, even if it is late and
+this parent is dead. It does no harm if the slow start is alive or cannot be stopped. If the slow start claims the
+attempt first, it continues. If another start claims the attempt first, segue gives up the slow start. A second attempt
+instead of a second start would need two open plans, and a decision between the plans. For later parents, the log
+contains which start was slow (so that a start with the next number exists), and how each start ended.
 
-If the plan names several pools, the attempt is started on each of them, by the same rules: the start that claims the
-attempt first trains it, and the starts on the other pools are withdrawn.
+If the plan names several pools, segue starts the attempt on each pool. The start that claims the attempt first trains
+it, and segue withdraws the starts on the other pools.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class _Living:
 class Starts:
     """The starts that may still claim a submitted attempt.
 
-    After the claim, only the start that claimed the attempt is kept.
+    After the claim, the object contains only the start that claimed the attempt.
     """
 
     def __init__(self, runlog: RunLog, spec: RunSpec, submitted: Submitted, *, clock: Clock) -> None:
@@ -69,20 +68,20 @@ class Starts:
         self._requested, self._refused = {1}, set[int]()
         self._ended: list[_Living] = []
         self._taken_seconds: dict[int, float] = {}
-        """The seconds since a worker took a start, as last seen, by the number of the start."""
+        """The last known seconds since a worker took a start, by the number of the start."""
         self._has_waited = self.is_settled = False
         self.slow: str | None = None
-        """The reason why another start was requested. The value is None if no other start was requested."""
+        """The reason for the request of another start, or None without such a request."""
 
     # The following methods concern all starts of the attempt.
 
     def state(self) -> str | None:
         """Return the name of the final state of the last start.
 
-        Return None as long as one start may still claim the attempt.
+        Return None while a start may still claim the attempt.
         """
         for each in self._living if self.plan.pools and not self.is_settled else []:
-            # A flow run that has ended no longer shows it.
+            # An ended flow run no longer shows the time since a worker took the start.
             seconds = self.orchestrator.starting_seconds(each.handle)
             if seconds is not None:
                 self._taken_seconds[each.number] = seconds
@@ -99,14 +98,14 @@ class Starts:
 
     @property
     def is_starting(self) -> bool:
-        """Whether a worker has taken the attempt or a machine runs it, so that it no longer waits for capacity."""
+        """Whether a worker has taken the attempt or a machine runs it, so that the wait for capacity is over."""
         return any(self.orchestrator.starting_seconds(each.handle) is not None for each in self._living)
 
     @property
     def pools(self) -> str:
-        """The pools of the starts that may still claim the attempt, in words.
+        """Name the pools of the starts that may still claim the attempt.
 
-        If starts have a machine, only the pools of these starts are named.
+        If starts have a machine, the text names only the pools of starts with a machine.
         """
         running = [each for each in self._living if self.orchestrator.is_running(each.handle)]
         return ", ".join(dict.fromkeys(self._numbers.pool_of(each.number) for each in running or self._living))
@@ -115,7 +114,7 @@ class Starts:
         return self.orchestrator.why_waiting(self._living[0].handle)
 
     def queues(self, spec: RunSpec) -> Queues | None:
-        """Return the queues in which the attempt waits, if these queues decide when the attempt gives up spot."""
+        """Return the queues of the attempt, if they determine when the attempt gives up spot."""
         is_asked = spec.deadline is not None and self.plan.capacity is Capacity.SPOT
         return self.orchestrator.queues(spec, self._living[0].handle) if is_asked else None
 
@@ -143,9 +142,9 @@ class Starts:
     # Starts on several pools, and slow starts.
 
     def look(self, history: History, here: Situation) -> str | None:
-        """Request another start or give up a start, if this is due.
+        """Request another start or give up a start, if a request or give-up is due.
 
-        Return the reason if the attempt itself is given up.
+        Return the reason if segue has to give up the attempt itself.
 
         Raises:
             StoreReadError, StoreWriteError: the store could not be used. It is safe to call the method again.
@@ -161,14 +160,14 @@ class Starts:
         return None
 
     def request_next_pool(self) -> bool:
-        """Request the start on the next pool that has no request yet, before its time.
+        """Request the start on the next pool early, before its planned time.
 
-        Return whether there was such a pool.
+        Return whether a pool without a request was left.
         """
         return any(self._request(number) for number in self._unrequested())
 
     def settle(self, claim: ClaimEntry) -> None:
-        """After the claim of the attempt, keep the start that claimed the attempt, and give up the other starts.
+        """Keep the start that has claimed the attempt, and give up the other starts.
 
         Raises:
             StoreReadError, StoreWriteError: the store could not be used. It is safe to call the method again.
@@ -178,7 +177,7 @@ class Starts:
         self._find_those_of_the_log(read_history(self._runlog))
         winner = self._winner(claim)
         seconds = self.orchestrator.starting_seconds(winner.handle)
-        # Without flow runs, there is no start on a pool. A kept machine was started for an earlier attempt.
+        # Without flow runs, no pool has a start. A kept machine was started for an earlier attempt.
         if claim.flow_run_id is not None and self._has_waited and seconds:
             self._note(winner, "claimed", seconds)
         for each in [*self._living, *self._ended]:
@@ -187,7 +186,7 @@ class Starts:
         self._living, self._ended, self.is_settled = [winner], [], True
 
     def withdraw(self, report: SegmentReport) -> None:
-        """After the report of an attempt, withdraw the starts on the other pools.
+        """Withdraw the starts on the other pools after the report of an attempt.
 
         Raises:
             StoreReadError, StoreWriteError: the store could not be used. It is safe to call the method again.
@@ -227,27 +226,27 @@ class Starts:
         return None
 
     def _winner(self, claim: ClaimEntry) -> _Living:
-        """Return the start that claimed the attempt. It is never the start on another pool."""
+        """Return the start that claimed the attempt, which is never a start on another pool."""
         by_flow_run = {self.orchestrator.flow_run_id(each.handle): each for each in self._living}
         if claim.flow_run_id is not None and claim.flow_run_id in by_flow_run:
             return by_flow_run[claim.flow_run_id]
         pool = claim.deployment or self._numbers.pool_of(1)
         own = [each for each in self._living if self._numbers.pool_of(each.number) == pool]
         if not own and pool in self._numbers.pools:
-            # The request was made, but the parent died before it could record the request.
+            # The parent died after the request, before it could record the request.
             number = self._numbers.first_on(pool)
             handle = self._submit_again(number)
             own = [_Living(number, handle, self._clock.monotonic())] if handle is not None else []
         return (own or self._living)[0]
 
     def _unrequested(self) -> list[int]:
-        """The numbers of the first starts on the pools that have no request yet, in the order of their times."""
+        """Return the numbers of the first starts on pools without a request, in the order of their planned times."""
         if self.is_settled:
             return []
         return [number for number in range(1, len(self.plan.pools) + 1) if number not in self._requested]
 
     def _request_due(self, history: History) -> None:
-        """Request the starts on other pools that are due, and one more for each start that has ended."""
+        """Request the due starts on other pools, and one additional start for each ended start."""
         decision = history.decision_of(self.plan.segment, self.plan.attempt)
         since = decision.written_at if decision is not None else self._clock.now()
         gone = (self._clock.now() - since).total_seconds()
@@ -261,7 +260,8 @@ class Starts:
         handle = self._submit_again(number)
         if handle is not None:
             start = _Living(number, handle, self._clock.monotonic())
-            # The start comes before its record: the same number gives the same start, to this parent and to the next.
+            # The start comes before its record, because this parent and the next parent get the same start for the same
+            # number.
             self._note(start, "requested", 0.0)
             self._living.append(start)
         self._requested.add(number)
@@ -279,7 +279,7 @@ class Starts:
 
     def _seen(self, each: _Living) -> Start:
         handle = each.handle
-        # A trainer on a cluster waits in the cluster's queue: its segment runs, and the trainer's start is not known.
+        # If a trainer waits in a cluster's queue, its segment runs, and the start of the trainer is not known.
         is_elsewhere = self._spec.trains_elsewhere and self.orchestrator.is_running(handle)
         seconds = None if is_elsewhere else self.orchestrator.starting_seconds(handle)
         waited = self._clock.monotonic() - each.asked_at
@@ -299,7 +299,8 @@ class Starts:
         handle = self._submit_again(number)
         if handle is None:
             return
-        # The start comes before its record: if the record cannot be written now, the same number gives the same start.
+        # The start comes before its record. If the write of the record fails, the same number later returns the same
+        # start.
         self._note(oldest, "slow", slow.seconds, why)
         log.warning("slow start segment=%d attempt=%d: %s", self.plan.segment, self.plan.attempt, why)
         self._requested.add(number)
@@ -323,7 +324,7 @@ class Starts:
         self.orchestrator.cancel(oldest.handle, why, reason=StopReason.START_FAILED)
 
     def _find_those_of_the_log(self, history: History) -> None:
-        """Find the starts that an earlier parent has requested."""
+        """Find the starts that an earlier parent requested."""
         known = history.starts_of(self.plan.segment, self.plan.attempt)
         over = {entry.number for entry in known if entry.outcome in ("start_failed", "withdrawn")}
         for entry in known:

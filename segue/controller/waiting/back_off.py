@@ -1,4 +1,4 @@
-"""Waits for the back-off before an attempt that follows a failed attempt."""
+"""Waits for the back-off between a failed attempt and the next attempt."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _POLL_SECONDS = 2.0
 
 
 def back_off(runlog: RunLog, plan: SegmentPlan, *, clock: Clock, show: Show = lambda _: None) -> None:
-    """Block until the plan's delay, counted from its decision, has passed or the run is stopped.
+    """Block until the plan's delay since its decision has passed, or until a person stops the run.
 
-    A restarted parent waits only for the rest of the delay. It does not wait at all if the attempt has already begun.
-    If refusals are the reason for the delay, `show` is called with the refusals at the beginning, and with None at the
-    end.
+    A restarted parent waits only for the rest of the delay, and does not wait if the attempt has already begun. If
+    refusals are the reason for the delay, the function calls `show` with the refusals at the beginning, and with None
+    at the end.
     """
     if not plan.delay_seconds:
         return
@@ -33,7 +33,7 @@ def back_off(runlog: RunLog, plan: SegmentPlan, *, clock: Clock, show: Show = la
         return
     decided_at = next((entry.written_at for entry in reversed(history.decisions) if entry.plan == plan), clock.now())
     passed = (clock.now() - decided_at).total_seconds()
-    # The wait is never longer than the whole delay, even if the clock was set back.
+    # The wait is never longer than the whole delay, even if the clock went back.
     ends_at = clock.monotonic() + min(plan.delay_seconds - passed, plan.delay_seconds)
     if ends_at > clock.monotonic():
         log.info("waiting before the next attempt segment=%d delay_seconds=%.0f", plan.segment, plan.delay_seconds)

@@ -1,6 +1,4 @@
-"""The wait of an attempt for a machine: the duration of the wait, the end of the wait, and the text that is shown about
-it.
-"""
+"""Manages the wait of an attempt for a machine: its duration, its end, and its text for people."""
 
 from __future__ import annotations
 
@@ -24,12 +22,12 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _SHOW_SECONDS = 10.0
-"""Seconds that an attempt may take to start before its wait is shown."""
+"""Seconds that an attempt may take to start before people see its wait."""
 
 _ROUNDING_SECONDS = 1e-3
 
 Show = Callable[[str | None], None]
-"""This function is called with the reason why an attempt waits for a machine, and with None when the attempt has a
+"""A function that shows the reason why an attempt waits for a machine. The reason is None when the attempt has a
 machine.
 """
 
@@ -60,14 +58,14 @@ class CapacityWait:
                 text = wait_text(self._plan.capacity, pools=self._starts.pools, blocker=blocker, **facts)
         if text != self._shown:
             self._shown = text
-            # The decision has already warned of refusals; a warning here would be repeated with each attempt.
+            # The decision has already warned of refusals. A warning here would repeat with each attempt.
             if text is not None and not (refused and text.endswith(refused)):
                 is_slow_start = self._is_starting() and blocker in (None, self._starts.slow)
                 _log(text, is_slow_start=is_slow_start)
             self._show(text)
 
     def why_give_up(self, history: History) -> tuple[StopReason, str] | None:
-        """Return the stop reason and the note if the wait ends now. Return None if the wait continues."""
+        """Return the stop reason and the note if the wait ends now, or None if the wait continues."""
         if history.stop is not None:
             return StopReason.CANCELLED, history.stop.reason
         if self._boots_for_too_long():
@@ -89,20 +87,20 @@ class CapacityWait:
         return StopReason.NO_CAPACITY, why
 
     def seconds_left(self, history: History) -> float:
-        """Return the seconds until the wait ends. The value is infinite for a request that stays in its queue."""
+        """Return the seconds until the wait ends, or infinity for a request that stays in its queue."""
         return min(self._patience_left(history), self._run_seconds_left(history))
 
     def _run_seconds_left(self, history: History) -> float:
         return budget_cap.time_left_seconds(self._spec, history, now=self._clock.now())
 
     def _patience_left(self, history: History) -> float:
-        """Return the seconds until the wait for this attempt ends, whatever time the run has left.
+        """Return the seconds until the wait for this attempt ends, without regard to the run's time limit.
 
-        The plan gives the end of the wait. The wait ends earlier if other runs in the spot queue will also need
-        on-demand. An attempt that is starting no longer waits for capacity. If there is a deadline, only the deadline
-        ends the start of such an attempt. If there is no other spot pool, a request keeps its place in a queue until
-        the deadline requires on-demand. The reason is that a new request would be the last request in the queue. After
-        the request has left the queue, the attempt has the time of the plan to claim the run.
+        The plan contains the end of the wait. The wait ends earlier if other runs in the spot queue will also need
+        on-demand. In a run with a deadline, only the deadline ends the wait for an attempt that is already starting. If
+        the run has no other spot pool, a request keeps its place in a queue until the deadline requires on-demand,
+        because a new request would be last. After the request has left the queue, the attempt has the time of the plan
+        to claim the run.
         """
         self._is_behind = False
         patience = self._plan.start_within_seconds
@@ -140,16 +138,16 @@ class CapacityWait:
         return replace(here, spot_queue_seconds=queues.spot_seconds(now), crowd_seconds=crowd)
 
     def _keeps_its_place(self, here: Situation, *, patience_seconds: float) -> bool:
-        """Whether the plan waits for the whole capacity timeout, and no other spot pool could be tried after this wait.
+        """Whether the plan waits for the whole capacity timeout, and the run has no other spot pool to try.
 
-        No other pool could be tried if there is only one, or if the attempt is requested on each of them.
+        The run has no other pool to try if it has only one pool, or if every pool already has a request.
         """
         longest = self._spec.liveness.start_seconds + here.changeover_seconds + self._plan.delay_seconds
         is_all = len(self._spec.pools.spot) == 1 or bool(self._plan.pools)
         return is_all and patience_seconds >= longest - _ROUNDING_SECONDS
 
     def _was_kept_in_queue(self, history: History, *, patience_seconds: float) -> bool:
-        """Whether an earlier parent waited longer than the plan's time, because the attempt was in a queue."""
+        """Whether an earlier parent waited longer than the plan's time because the attempt was in a queue."""
         decision = history.decision_of(self._plan.segment, self._plan.attempt)
         was_queued = decision is not None and decision.numbers.get(queueing.SPOT_NUMBER, 0.0) > 0
         here = self._clock.monotonic() - self._started_at
@@ -158,7 +156,7 @@ class CapacityWait:
     def _boots_for_too_long(self) -> bool:
         """Whether a cluster's machine has run the attempt for longer than any boot takes.
 
-        Such a machine may be dead or hung.
+        A machine that boots for too long may be dead or hung.
         """
         if not self._spec.trains_elsewhere or not self._has_machine():
             self._running_since = None
@@ -172,11 +170,12 @@ class CapacityWait:
         return limit_of((), spec=self._spec, changeover_seconds=0.0).longest_seconds
 
     def _has_machine(self) -> bool:
-        """Whether the attempt has its machine. A segment may run while its trainer waits for a machine elsewhere."""
+        """Whether the trainer of the attempt has its machine. A segment may run while its trainer waits for a
+        machine."""
         return self._queue.why is None and self._starts.is_running()
 
     def _is_starting(self) -> bool:
-        """Whether the attempt has its capacity and only has to start."""
+        """Whether the attempt has its capacity and is starting."""
         if self._plan.standby is not None or self._queue.why is not None:
             return False  # A booted standby claims the run at once or not at all.
         return self._starts.is_running() or self._starts.is_starting
@@ -185,7 +184,7 @@ class CapacityWait:
         here = self._clock.monotonic() - self._started_at
         if self._spec.deadline is None:
             return here
-        # The time for which an earlier, dead parent waited for this plan counts too.
+        # The waited time includes the wait of an earlier, dead parent for this plan.
         decision = history.decision_of(self._plan.segment, self._plan.attempt)
         if decision is None or decision.plan != self._plan:
             return here
@@ -209,9 +208,6 @@ def _seconds_to_deadline(here: Situation) -> float | None:
 
 
 def _repeats_a_failure(history: History) -> bool:
-    """Whether the recipe raised an exception in the last attempt.
-
-    If it did, this attempt must show whether the recipe raises again.
-    """
+    """Whether the recipe raised an exception in the last attempt, so that this attempt must try it again."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
     return last is not None and last.is_own_fault

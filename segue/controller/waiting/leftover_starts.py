@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 
 _WHY = "the attempt ended while the parent of the run was away"
 _NEWEST = 2
-"""Number of the newest plans that are checked: the plan that is about to begin, and the plan before it."""
+"""Number of newest plans to check: the plan that is about to begin, and the plan before it."""
 
 
 def withdraw_leftover(runlog: RunLog, spec: RunSpec, *, orchestrator: Orchestrator) -> None:
-    """Withdraw the requests on other pools that an ended attempt has left. Usually there are none.
+    """Withdraw the requests that an ended attempt has left on other pools.
 
     Call this function before each attempt and at the end of the run.
 
@@ -50,7 +50,7 @@ def _open_numbers(history: History, plan: SegmentPlan) -> list[int]:
 
 
 def _withdraw(spec: RunSpec, plan: SegmentPlan, number: int, *, orchestrator: Orchestrator) -> None:
-    """Cancel a start. A request with the same number gives the start that was requested before."""
+    """Cancel a start. A repeated request with the same number returns the handle of the earlier start."""
     try:
         handle = orchestrator.submit(spec, plan) if number == 1 else orchestrator.submit_again(spec, plan, number)
     except OrchestratorError as error:

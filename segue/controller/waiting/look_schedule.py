@@ -1,4 +1,4 @@
-"""Decides when a wait reads the store next. A remote store is read rarely, because each read costs time and money."""
+"""Decides when a wait reads the store. It reads a remote store rarely, because each read costs time and money."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class LookSchedule:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """A block that is one check. If the check raises an exception, the next check is due at once."""
+        """Treat the `with` block as a check. If the check raises an exception, the next check is due at once."""
         at, self._pause_seconds = self._clock.monotonic(), self._period_seconds
         yield
         self._next_at = at + self._pause_seconds
 
     def within(self, seconds: float) -> None:
-        """Let the next check come within `seconds`, because an action is then due."""
+        """Schedule the next check within `seconds`, because an action is then due."""
         self._pause_seconds = min(self._pause_seconds, max(seconds, 0.0))

@@ -1,8 +1,8 @@
 """Reports that a trainer waits in the queue of a cluster.
 
-In this case, the segment has a process, but the trainer has no machine yet. During the wait, the segment overwrites a
-small object in the store. The object tells the parent that the attempt is not booting yet, and why the attempt waits.
-If an object is lost, this has no other effect.
+The segment of a waiting trainer has a process, but the trainer has no machine yet. During the wait, the segment
+overwrites a small object in the store. The parent reads in the object that the attempt is not booting yet, and why the
+attempt waits. The loss of an object has no other effect.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _PERIOD_SECONDS = 10.0
 
 
 class QueueStatus(Record):
-    """A report of the reason why a trainer waits. A counter that changes shows that the segment is alive."""
+    """The reason why a trainer waits. If the counter changes, the segment is alive."""
 
     counter: int = Field(ge=0)
     why: str | None = Field(description="Reason for the wait; None after the trainer got its machines.")
 
 
 class QueueReporter:
-    """Reports, in the segment, the reason why the trainer waits."""
+    """Writes, in the segment, the reason why the trainer waits."""
 
     def __init__(self, spec: RunSpec, plan: SegmentPlan, *, clock: Clock) -> None:
         self._spec, self._plan, self._clock = spec, plan, clock
@@ -44,7 +44,7 @@ class QueueReporter:
         self._report_at = float("-inf")
 
     def look(self, why: str | None) -> None:
-        """Report the wait, if a report is due. If there is no wait, nothing is ever written."""
+        """Write the reason for the wait, if a report is due. Without a wait, the method never writes."""
         at = self._clock.monotonic()
         is_changed = why != self._reported
         if why is None and not is_changed:
@@ -76,7 +76,7 @@ class QueueWatch:
         self._why: str | None = None
 
     def look(self) -> None:
-        """Read the segment's report. If the store fails, the last report remains valid."""
+        """Read the reason for the wait. If the store fails, the last known reason remains valid."""
         if not self._is_asked:
             return
         try:

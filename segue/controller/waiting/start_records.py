@@ -1,4 +1,4 @@
-"""Writes the records about the starts of an attempt to the run's log, each record once."""
+"""Writes the records about the starts of an attempt to the run's log once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Outcome = Literal["requested", "slow", "claimed", "start_failed", "withdrawn"]
 def note_start(
     runlog: RunLog, plan: SegmentPlan, number: int, outcome: Outcome, *, seconds: float, why: str = ""
 ) -> None:
-    """Append the outcome of a start on the pool of `plan`, unless the log already has it.
+    """Append the outcome of a start on the pool of `plan`, if the log does not contain it yet.
 
     Raises:
         StoreReadError, StoreWriteError: the store could not be used. It is safe to call the function again.

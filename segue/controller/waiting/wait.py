@@ -36,32 +36,32 @@ log = logging.getLogger(__name__)
 
 _OUT_OF_TIME = "the time of the run is used up (budget.max_hours)"
 _CHANGEOVERS_OF_A_MOVE = 3
-"""A run whose time ends within this number of changeovers is not handed over, because a boot takes most of it."""
+"""Least remaining time for a hand-over, in changeovers. In less time, a boot would take most of the time."""
 _STORE_RETRY_SECONDS = 0.5
 _ENOUGH_STEPS = 5
 _ENOUGH_SECONDS = 30.0
-"""The step time of a running attempt is used only after this number of steps and seconds, because the first steps are
-not typical.
+"""Least seconds, and least number of steps, of a running attempt after which the controller uses its step time. The
+first steps are not typical.
 """
 
 
 @dataclass(frozen=True)
 class Period:
-    """The polling periods of a wait, in seconds."""
+    """The polling periods of a wait."""
 
     poll_seconds: float = 0.5
     """Seconds between two checks of the time.
 
-    If the store is on this machine, each check also reads the log and the heartbeat. A remote store is read every
-    `liveness.remote_look_seconds`. A remote store is also read when an action is due, or when the orchestrator shows
-    that the attempt has ended.
+    If the store is on this machine, each check also reads the log and the heartbeat. The wait reads a remote store
+    every `liveness.remote_look_seconds`. It also reads a remote store when an action is due, or when the orchestrator
+    shows that the attempt has ended.
     """
     ask_seconds: float = 2.0
     """Seconds between two requests to the orchestrator."""
     patience_seconds: float | None = None
-    """Longest wait in seconds for a store that cannot be used.
+    """Longest wait in seconds for an unusable store.
 
-    None means no limit, because the attempt runs on another machine.
+    The value None means no limit, because the attempt runs on another machine.
     """
 
 
@@ -80,16 +80,16 @@ def await_report(
 ) -> SegmentReport:
     """Block until a submitted attempt has a report.
 
-    If the attempt can no longer write a report, declare the attempt lost. The wait continues while the orchestrator or
-    the store does not answer, because the attempt continues without them. If the store does not answer, the wait
-    continues for at most `period.patience_seconds`. If a spot attempt is so late that one preemption would make the run
-    miss its deadline, the attempt is recalled: it commits and stops. With `with_standbys`, standbys wait for spot
-    while on-demand trains. When a standby is ready to take over, the on-demand attempt is recalled. In three cases an
-    attempt is declared lost although it has a heartbeat. The attempt has nothing to commit yet, or does not answer a
-    recall within the heartbeat timeout, or its save takes so long that on-demand could hardly finish in time.
+    If the attempt can no longer write a report, the function declares it lost. While the orchestrator or the store does
+    not answer, the wait continues, because the attempt also continues. If the store does not answer, the wait continues
+    for at most `period.patience_seconds`. If a preemption of a late spot attempt would make the run miss its deadline,
+    the function recalls the attempt, which commits and stops. With `with_standbys`, standbys wait for spot while
+    on-demand trains. When a standby is ready to take over, the function recalls the on-demand attempt. The function
+    declares an attempt with a heartbeat lost in three cases: it has nothing to commit yet, it does not answer a recall
+    within the heartbeat timeout, or its save takes too long for on-demand to finish in time.
 
-    While an attempt has no machine, `show` is called with the reason each time the reason changes. As soon as the
-    attempt has a machine, `show` is called with None.
+    While the attempt has no machine, the function calls `show` with each new reason. As soon as the attempt has a
+    machine, it calls `show` with None.
 
     Raises:
         StoreReadError, StoreWriteError: the store could not be used for longer than `period.patience_seconds`.
@@ -127,10 +127,10 @@ def _wait(waiting: _AttemptWait, clock: Clock, period: Period) -> SegmentReport:
 
 
 class _AttemptWait:
-    """Waits for one attempt: reads the attempt's log, heartbeat and flow run, and acts on what they show.
+    """Waits for one attempt: reads the run's log, the heartbeat and the flow run, and acts on them.
 
-    Each check finds out again whether the attempt waits for a machine, trains, or has ended. A recall is the only state
-    that is kept between two checks.
+    Each check determines again whether the attempt waits for a machine, trains, or has ended. The only state between
+    two checks is a recall.
     """
 
     def __init__(
@@ -157,18 +157,17 @@ class _AttemptWait:
         self._recalled: Recalled | None = None
 
     def note_outage(self, *, is_write: bool) -> None:
-        """Count the heartbeat timeout from now on, because the attempt could not write a heartbeat while the store
-        failed.
+        """Restart the heartbeat timeout, because the attempt could not write a heartbeat while the store failed.
 
-        After a failed write, writes are tried again until one write succeeds, because reads do not show when the outage
-        of writes ends. If a read fails after the heartbeat was read, the failed read does not count as an outage.
+        After a failed write, the wait repeats writes until a write succeeds, because reads do not show the end of an
+        outage of writes. A read that fails after the read of the heartbeat is not an outage.
         """
         if is_write or not self._has_read_heartbeat:
             self._heartbeat = HeartbeatTimeout(self._spec.liveness.heartbeat_timeout_seconds)
         self._probes = self._probes or is_write
 
     def look(self) -> SegmentReport | None:
-        """Read the store, if a read is due. Return the attempt's report, or None if the attempt has no report yet."""
+        """Read the store if a read is due, and return the attempt's report, or None without a report."""
         if not self._looks.is_due:
             self._flow_run.ask()
             if self._flow_run.state_name is None:
@@ -210,7 +209,7 @@ class _AttemptWait:
         self, history: History, attempt_id: str, beat: Heartbeat | None, at: float
     ) -> SegmentReport | None:
         if self._flow_run.is_final and self._heartbeat.unchanged_seconds > self._flow_run.late_report_seconds:
-            # The heartbeat must have stopped too, because orchestrators sometimes report live runs as crashed.
+            # The heartbeat must also have stopped, because orchestrators sometimes report live flow runs as crashed.
             return self._ended_without_report(history)
         if self._heartbeat.is_expired:
             return self._lost(f"no heartbeat for {self._spec.liveness.heartbeat_timeout_seconds:g} s")
@@ -227,16 +226,16 @@ class _AttemptWait:
         if self._recalled is None:
             return None
         self._looks.within(self._spec.liveness.heartbeat_seconds)
-        # After a stop or the end of the run's time, no other attempt follows that would need the time.
+        # After a stop, or at the end of the run's time, no later attempt needs the time.
         here = self._situation_with(beat, history)
         is_urgent = history.stop is None and not self._is_out_of_time(history, beat)
         why = self._recalled.why_lost(here, beat, at=at, is_urgent=is_urgent)
         return self._lost(why) if why is not None else None
 
     def _with_its_cause(self, report: SegmentReport) -> SegmentReport:
-        """Return the report.
+        """Return the report, with the reason `cancelled` if a person cancelled the flow run.
 
-        The report gets the reason `cancelled` if its notice came from a person who cancelled the flow run.
+        The cancellation of the flow run is then the source of the attempt's notice.
         """
         if report.stop_reason is not StopReason.NOTICE or not self._starts.was_cancelled():
             return report
@@ -263,9 +262,9 @@ class _AttemptWait:
         return declare_lost(self._runlog, self._plan, why=why, reason=reason)
 
     def _refused(self) -> SegmentReport | None:
-        """Return the report of an attempt that its pool could not start.
+        """Return the report of an attempt that its pool could not start, or None.
 
-        Return None if the attempt was started, or if this is not known.
+        The result is None if the pool started the attempt, or if the orchestrator does not know.
         """
         why = self._starts.refusal()
         if why is None:
@@ -280,7 +279,7 @@ class _AttemptWait:
             self._looks.within(left if left > 0 else self._spec.liveness.heartbeat_seconds)
             return None
         reason, why = found
-        # The report is written first: an attempt that starts later finds the report in the log and ends.
+        # The report is written first, so that an attempt that starts later finds the report in the log and ends.
         was_refused = reason is StopReason.START_FAILED
         report = declare_lost(
             self._runlog, self._plan, why=why, reason=reason, got_capacity=False, was_refused=was_refused
@@ -330,7 +329,7 @@ class _AttemptWait:
         )
 
     def _recall(self, history: History, attempt_id: str, beat: Heartbeat | None, *, reason: str) -> None:
-        """Ask the attempt once to commit and stop."""
+        """Ask the attempt to commit and stop, at most once."""
         if self._recalled is not None:
             return
         log.warning("recalling the attempt attempt=%s reason=%s", attempt_id, reason)
@@ -342,8 +341,8 @@ class _AttemptWait:
 def _retries_a_failure(history: History, beat: Heartbeat | None) -> bool:
     """Whether the previous attempt failed at a step that this attempt has not passed yet.
 
-    If so, this attempt is a retry on the same capacity, and the safety clamp permits the retry. A recall would buy
-    on-demand for a bug.
+    If the result is True, this attempt is a retry on the same capacity, which the safety clamp permits. A recall would
+    buy on-demand for a bug.
     """
     last = history.fresh_reports[-1] if history.fresh_reports else None
     has_failed = last is not None and last.is_own_fault

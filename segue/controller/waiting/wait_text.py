@@ -1,4 +1,4 @@
-"""Makes the text that the UI and the commands show while an attempt waits for its machine. The module is pure."""
+"""Writes the text that the UI and commands show while an attempt waits for its machine. The module is pure."""
 
 from __future__ import annotations
 
