@@ -1,4 +1,4 @@
-"""Refuses plans that cannot work, before anything runs. The module is pure."""
+"""Refuses infeasible plans before a run starts. The module is pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from segue.spec import RunSpec
 from segue.units import duration, later
 
 _TYPING_SECONDS = 300.0
-"""Seconds that a person needs to ask again with a later deadline."""
+"""Seconds that a person needs for a new request with a later deadline."""
 
 
 def refuse_hopeless(
     spec: RunSpec, here: Situation, *, now: datetime, life_seconds: float, save_seconds: float | None = None
 ) -> None:
-    """Return only if the plan can work. Otherwise raise an error.
+    """Raise an error if the plan is infeasible.
 
-    `life_seconds` is the mean time from a spot machine's start to its preemption, and `save_seconds` is the time that a
-    save takes, if known.
+    `life_seconds` is the mean time from a spot machine's start to its preemption. `save_seconds` is the duration of a
+    save, if known.
 
     Raises:
-        HopelessPlanError: on-demand needs more time than is left, or spot machines die before they commit.
+        HopelessPlanError: on-demand needs more than the remaining time, or spot machines die before they commit.
     """
     if clamp.is_late(here):
         _refuse_deadline(spec, here, now)
@@ -55,7 +55,7 @@ def _refuse_deadline(spec: RunSpec, here: Situation, now: datetime) -> None:
     told = " (policy.changeover_seconds)" if start == spec.policy.changeover_seconds else ", the longest of this run"
     parts.append(f"{duration(start)} to start{told}")
     earliest = later(now, needed + _TYPING_SECONDS).isoformat(timespec="minutes")
-    # Less margin and a quicker start help only if the work itself fits.
+    # A smaller margin and a faster start help only if the work itself fits into the remaining time.
     settings = "; or lower the settings named here, if the run needs less" if work < left else ""
     raise HopelessPlanError(
         reason="deadline_too_near",

@@ -1,8 +1,8 @@
-"""Simulates a run before the run starts, to forecast its cost, preemptions and lost work. The module is pure.
+"""Simulates a run in advance to forecast its cost, preemptions and lost work. The module is pure.
 
-The run's own numbers make a job. The job is simulated on many rows of spot availability, with the policy and the safety
-clamp that will decide in the run. The margin on the work is subtracted from the time, because the margin is a reserve.
-The margin costs nothing.
+The module derives a job from the run's own measurements. It simulates the job on many rows of spot availability, with
+the policy and the safety clamp of the run. It subtracts the margin on the work from the time, because the margin is a
+reserve. The margin costs nothing.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from segue.simulation.simulator import Harshness, SimulationResult, simulate
 from segue.spec import RunSpec
 
 SAMPLES = 12
-"""Number of simulated runs in the picture."""
+"""Number of simulated runs in the figure."""
 _DAY = 86400.0
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected results of one policy. Costs are in the currency of the spec's pools and include lost work."""
+    """The expected results of a policy. Costs are in the currency of the spec's pools and include lost work."""
 
     policy: str
     cost: float
     cost_p5: float
     cost_p95: float
     cost_share: float
-    """The cost as a share of the cost of on-demand only."""
+    """The cost as a share of the cost of on-demand alone."""
     late_share: float
     preemptions: float
     finish_seconds: float
@@ -52,7 +52,7 @@ class Expected:
 class Sample:
     """Simulated runs, tick by tick.
 
-    `modes` has the shape (runs, ticks) and the values of `segue.policy.rules.view.Mode`, or -1 once a run is finished.
+    `modes` has the shape (runs, ticks) and the values of `segue.policy.rules.view.Mode`, or -1 after the end of a run.
     """
 
     tick_seconds: float
@@ -61,19 +61,19 @@ class Sample:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The planned policy and the policies with which it is compared. The first of `policies` is the planned policy."""
+    """The results of the planned policy (the first of `policies`) and of other policies for comparison."""
 
     policies: tuple[Expected, ...]
     lost_seconds: float
-    """Mean seconds of work per run that are repeated after deaths without a notice."""
+    """Mean seconds of work that a run repeats after deaths without a notice."""
     on_demand_share: float
-    """Share of the simulated runs that used on-demand at all."""
+    """Share of the simulated runs that ever used on-demand."""
 
 
 def life_of(history: History, *, prior_seconds: float | None) -> Life:
-    """Return how long spot lasts.
+    """Return the expected time between preemptions on spot.
 
-    The result follows from the run's own attempts and a prior, and traces may replace the prior.
+    The result follows from the run's own attempts and a prior. Traces may replace the prior.
     """
     return Life(
         up_seconds=history.seconds_on(Capacity.SPOT),
@@ -83,9 +83,9 @@ def life_of(history: History, *, prior_seconds: float | None) -> Life:
 
 
 def cadence_of(spec: RunSpec, life: Life, *, save_seconds: float | None) -> Cadence:
-    """Return how often the run will commit.
+    """Return the cadence of the run's commits.
 
-    The run's trainer will choose in the same way. `save_seconds` is the assumed cost of a save.
+    The run's trainer chooses its cadence by the same function. `save_seconds` is the assumed cost of a save.
     """
     asked = spec.checkpoints
     if asked.every_steps is not None or asked.every_seconds is not None:
@@ -96,10 +96,11 @@ def cadence_of(spec: RunSpec, life: Life, *, save_seconds: float | None) -> Cade
 
 
 def lost_by_a_death_seconds(cadence: Cadence, here: Situation, *, save_seconds: float | None) -> float:
-    """Return the mean seconds of work that a death without a notice loses: half of a save interval, and a save in
-    flight.
+    """Return the mean seconds of work that a death without a notice loses.
 
-    While the cost of a save is unknown, the longest permitted interval is assumed.
+    The loss is half of a save interval plus a save in flight.
+
+    If the cost of a save is unknown, the function assumes the longest permitted interval.
     """
     chosen = cadence.interval_seconds if "work_at_risk_seconds" in cadence.numbers else None
     interval = here.at_risk_seconds if chosen is None else chosen
@@ -107,7 +108,7 @@ def lost_by_a_death_seconds(cadence: Cadence, here: Situation, *, save_seconds: 
 
 
 def with_cadence(here: Situation, cadence: Cadence, *, save_seconds: float | None) -> Situation:
-    """Return the situation of a run with this cadence. The work at risk is at least the interval plus one save."""
+    """Return the situation of a run with this cadence. The work at risk is at least the interval plus a save."""
     interval = cadence.interval_seconds
     if interval is None:
         return here
@@ -118,10 +119,10 @@ MOMENTS = ("latest_safe_moment", "latest_spot_start")
 
 
 def latest_moments(spec: RunSpec, here: Situation) -> dict[str, datetime]:
-    """Return two moments for a run without progress: the latest start of on-demand that meets the deadline, and the
-    latest start of a spot attempt.
+    """Return the latest start of on-demand that meets the deadline, and the latest start of a spot attempt.
 
-    Each committed hour of work moves both moments one hour later. The result is empty if the run has no deadline.
+    Both moments are for a run without further progress. Each committed hour of work moves both moments one hour later.
+    The result is empty if the run has no deadline.
     """
     needed = clamp.needed_for_spot_seconds(here)
     if spec.deadline is None or needed is None or here.work_seconds is None:
@@ -135,14 +136,14 @@ def latest_moments(spec: RunSpec, here: Situation) -> dict[str, datetime]:
 def job_ahead(spec: RunSpec, here: Situation, *, longest_seconds: float | None = None) -> Job:
     """Return the job from the present state of the run to the goal.
 
-    If the run has no deadline, or a distant deadline, the time of the job gets a generous bound. `longest_seconds` is
-    the length of the longest trace, if traces are given.
+    If the run has no deadline or a distant deadline, the time of the job has a generous upper limit. `longest_seconds`
+    is the length of the longest trace, if traces are given.
     """
     assert here.work_seconds is not None, "a forecast needs the seconds a step takes"
     work = here.work_seconds / (1 + spec.policy.margin_share)
     generous = 4 * work + 7 * _DAY
     if here.remaining_seconds is None:
-        # Half of the longest trace, so that starts in it can differ.
+        # The limit is half of the longest trace, so that runs can start at different times in the trace.
         total = min(generous, np.inf if longest_seconds is None else longest_seconds / 2)
     else:
         total = min(here.remaining_seconds - (here.work_seconds - work), generous)
@@ -166,21 +167,21 @@ def forecast(
     lost_seconds: float,
     on_policy: Callable[[str], None] = lambda _: None,
 ) -> Forecast:
-    """Simulate the run on `rows`, with its own policy and with others to compare.
+    """Simulate the run on `rows` with its own policy, and with other policies for comparison.
 
-    After each preemption, up to `lost_seconds` of work are repeated. `on_policy` is called with the name of each
-    policy.
+    After each preemption, a run repeats up to `lost_seconds` of work. The function calls `on_policy` with the name of
+    each policy.
     """
     job = replace(job, lost_by_a_death_seconds=lost_seconds)
     planned, harsh = planned_policy(spec, here, job), harshness_of(here, lost_seconds)
     simulated = [planned]
-    # Rules for leaving spot need a deadline, and are no comparison if spot is never used.
+    # Rules for the move from spot to on-demand need a deadline, and are no comparison if the run never uses spot.
     if spec.deadline is not None and planned.label == spec.policy.name:
         rules: dict[str, Policy] = {"uniform_progress": UniformProgress(), "greedy": Greedy()}
         others = {name: _bounded(rule, spec) for name, rule in rules.items() if name != planned.label}
         simulated += [Contender(name, rule, _job_of(name, job)) for name, rule in others.items()]
     whole = job.price_ratio * (job.work_seconds + job.changeover_seconds)
-    # The job's unit is the cheapest listed pool's price, which `spot_price` need not be.
+    # The unit of cost in the job is the price of the cheapest listed pool, which may differ from `spot_price`.
     price = spec.pools.on_demand_price / job.price_ratio / 3600
     outcomes = []
     for one in simulated:
@@ -194,8 +195,9 @@ def forecast(
 
 
 def harshness_of(here: Situation, lost_seconds: float) -> Harshness:
-    """Return the conditions that the published setting omits: the work that a death loses, and a clamp that requires
-    more than a boot.
+    """Return the conditions that the published setting omits.
+
+    These are the work that a death loses, and a clamp that requires more than a boot.
     """
     needed = clamp.needed_for_spot_seconds(here)
     reserve = 0.0 if needed is None or here.work_seconds is None else needed - here.work_seconds
@@ -203,7 +205,7 @@ def harshness_of(here: Situation, lost_seconds: float) -> Harshness:
 
 
 def sample(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, lost_seconds: float) -> Sample:
-    """Return the first runs of the first rows under the planned policy, tick by tick."""
+    """Simulate the first runs of the first rows under the planned policy, tick by tick."""
     one, first = planned_policy(spec, here, replace(job, lost_by_a_death_seconds=lost_seconds)), rows[0]
     harsh, tick = harshness_of(here, lost_seconds), first.tick_seconds
     some = simulate(one.policy, one.job, first.up[:SAMPLES], tick_seconds=tick, harshness=harsh, traced=True)
@@ -212,7 +214,10 @@ def sample(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, lo
 
 
 def planned_policy(spec: RunSpec, here: Situation, job: Job) -> Contender:
-    """Return the policy that will decide in the run, as far as the clamp permits it. PLAN uses coarser tables here."""
+    """Return the policy to simulate: the run's policy, or on-demand only if spot is useless.
+
+    Spot is useless if it is not cheaper or the clamp forbids it. In the simulation, PLAN uses coarser tables.
+    """
     name = spec.policy.name
     if spec.pools.price_ratio <= 1 or not clamp.permits_spot(here):
         return Contender("on_demand_only", OnDemandOnly(), _job_of("on_demand_only", job))
@@ -225,7 +230,7 @@ def planned_policy(spec: RunSpec, here: Situation, job: Job) -> Contender:
 
 
 def _job_of(name: str, job: Job) -> Job:
-    """Return the job as a policy observes it. If the run has no way back to spot, no policy has a way back to spot."""
+    """Return the job as a policy observes it. If the run cannot return to spot, no policy can return to spot."""
     return as_published(name, job) if job.may_return else job
 
 
@@ -251,12 +256,12 @@ def _expected(one: Contender, outcome: SimulationResult, whole: float, price: fl
 
 
 def _on_demand(job: Job, cost: float) -> Expected:
-    """Return the result of on-demand only. This result does not depend on spot."""
+    """Return the result of on-demand alone, which does not depend on spot."""
     takes = job.work_seconds + job.changeover_seconds
     is_late = takes > job.total_seconds + 1e-6
     return Expected("on_demand_only", cost, cost, cost, 1.0, float(is_late), 0.0, takes)
 
 
 def without_measures(history: History) -> History:
-    """Return the history without measured steps. It is used if the seconds per step are given."""
+    """Return the history without measured steps, for a simulation with given seconds per step."""
     return replace(history, reports=())

@@ -1,5 +1,6 @@
-"""Computes what simulated runs observe of spot: everything while they use spot or wait for spot, less while they use
-on-demand.
+"""Computes what simulated runs observe of spot.
+
+Runs on spot, and runs that wait for spot, observe everything. Runs on on-demand observe less.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _PAUSES = np.array(PAUSES_SECONDS)
 
 
 class Observation:
-    """Spot as runs observe it: whether it is up or down, for how long, and how its intervals ended so far."""
+    """The observations of runs: whether spot is up or down, for how long, and the past ends of its intervals."""
 
     def __init__(self, now: Flags, *, knowledge: Knowledge, tick_seconds: float) -> None:
         runs = len(now)
@@ -49,9 +50,9 @@ class Observation:
         self.is_up = np.where(known, now, self.is_up)
 
     def _sentinels_show(self, now: Flags, away: Flags) -> Flags:
-        """A sentinel waits on the pool, and its start shows that spot is up.
+        """Return the runs whose sentinel starts, which shows that spot is up.
 
-        The sentinel is sent again after a pause.
+        segue starts the sentinel again after a pause.
         """
         self._next_start = np.where(away, self._next_start - self._tick, 0.0)
         due: Flags = away & (self._next_start < self._tick / 2)

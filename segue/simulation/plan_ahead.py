@@ -1,6 +1,6 @@
-"""Simulates the rest of a run before the rest runs.
+"""Simulates the rest of a run in advance.
 
-`segue plan` shows the result. The module is pure: the caller gives the history, the time and the traces.
+`segue plan` shows the result. The module is pure: the history, the time and the traces are arguments.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Plan:
     forecast: Forecast
     """The forecast of the planned policy and of other policies."""
     sample: Sample
-    """A dozen of the simulated runs, tick by tick."""
+    """The course of twelve simulated runs, tick by tick."""
     latest_safe_moment: datetime | None
-    """The latest time at which on-demand has to start if no more work is committed.
+    """The latest time at which on-demand has to start if the run commits no more work.
 
     The value is None without a deadline.
     """
@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Asked:
-    """The run to plan, before anything is simulated."""
+    """The run to plan, before the simulation."""
 
     spec: RunSpec
     history: History
@@ -67,7 +67,7 @@ class _Asked:
 
     @property
     def priced_pools(self) -> PoolSpec:
-        """The pools at the prices of the spec, which the caller may just have read, and not at those of the log."""
+        """The pools at the prices of the spec, which the caller may have updated, instead of the prices in the log."""
         return with_transfer(self.spec.pools, self.history)
 
 
@@ -86,13 +86,13 @@ def plan_ahead(
 ) -> Plan:
     """Simulate the rest of a run on traces.
 
-    If no traces are given, simulate it on synthetic traces from published hazards. `step_seconds` replaces the step
-    time that the run has measured. `notes` come before the notes that the simulation adds. `on_policy` is called with
-    each policy that is simulated.
+    Without traces, the function uses synthetic traces from published hazards. `step_seconds` replaces the measured step
+    time of the run. `notes` come before the notes that the simulation adds. The function calls `on_policy` with the
+    name of each simulated policy.
 
     Raises:
-        DeadlinePassedError, HopelessPlanError: the run cannot be done as requested. The error gives the reason.
-        SpecError: the time of a step is not known, or has an absurd value.
+        DeadlinePassedError, HopelessPlanError: the requested run is infeasible. The message contains the reason.
+        SpecError: the step time is not known, or has an absurd value.
     """
     asked = _asked(spec, history, step_seconds, now=now)
     here, given = asked.here, list(traces)
@@ -150,7 +150,7 @@ def _asked(spec: RunSpec, history: History, seconds: float | None, *, now: datet
 
 
 def _pools(asked: _Asked, here: Situation, together: Outlook | None) -> list[dict[str, Any]]:
-    """Return the spot pools in the order in which the next attempt asks them. Pools that are not asked come last."""
+    """Return the spot pools in the order of the next attempt's requests. Pools without a request come last."""
     spec, history = asked.spec, asked.history
     planned = together.pool if together is not None else None
     choice = planned or pool_choice.choose_pool(spec, history, here, now=asked.now)

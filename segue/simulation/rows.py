@@ -1,6 +1,6 @@
-"""Makes rows of spot availability, and computes the outcome of a policy on the rows.
+"""Creates rows of spot availability, and computes the outcome of a policy on the rows.
 
-The module is pure: the caller gives the availability and the randomness. A comparison also states what a policy may
+The module is pure: the availability and the random generator are arguments. A comparison also defines what a policy may
 observe. The published baselines observe spot at all times and use no hand-over, as in their papers.
 """
 
@@ -24,7 +24,7 @@ SYNTHETIC = "synthetic"
 
 @dataclass(frozen=True)
 class Contender:
-    """A policy in a comparison, with its label and the job as this policy observes it."""
+    """A policy in a comparison, with its label and the job as the policy observes it."""
 
     label: str
     policy: Policy
@@ -43,7 +43,7 @@ class Rows:
 def as_published(name: str, job: Job) -> Job:
     """Return the job as a policy observes it.
 
-    The published baselines observe spot at all times, use no hand-over, and know how long a start takes.
+    The published baselines observe spot at all times, use no hand-over, and know the duration of a start.
     """
     published = replace(job, knowledge="free", handover=False, has_start_margin=False)
     return published if POLICIES[name].as_published else job
@@ -53,7 +53,7 @@ def tick_seconds_for(job: Job, *, is_quick: bool = False) -> float:
     """Return the tick in seconds for the simulation of a job.
 
     The tick is ten minutes, or less if the time or the slack is short. If `is_quick` is true and the time is long, the
-    tick is up to twice as long. This changes means by about a hundredth.
+    tick is up to twice as long, which changes means by about a hundredth.
     """
     total, slack = job.total_seconds, job.total_seconds - job.work_seconds
     coarsest = max(total / 1500, min(total / 500, 1200.0) if is_quick else 0.0)
@@ -69,7 +69,7 @@ def synthetic_rows(
     down_factor: float = 1.0,
     is_quick: bool = False,
 ) -> list[Rows]:
-    """Return synthetic rows. The hazards are the published hazards multiplied by these factors."""
+    """Return synthetic rows, whose hazards are the published hazards multiplied by the given factors."""
     tick = tick_seconds_for(job, is_quick=is_quick)
     up = synthetic_availability(random, runs, job.total_seconds, tick, up_factor=up_factor, down_factor=down_factor)
     return [Rows(SYNTHETIC, tick, up)]
@@ -78,8 +78,9 @@ def synthetic_rows(
 def traced_rows(
     traces: Sequence[Trace], job: Job, *, runs: int, random: np.random.Generator
 ) -> tuple[list[Rows], list[Trace]]:
-    """Return rows from random starts in traces, equally many from each trace, and the traces that are too short for the
-    job.
+    """Return rows from random starts in traces, and the traces that are too short for the job.
+
+    Each trace provides an equal number of rows.
 
     Raises:
         TraceError: all traces are too short.
@@ -112,7 +113,7 @@ def outcome_on(rows: Sequence[Rows], one: Contender, *, harshness: Harshness | N
 
 
 def _alike(rows: Sequence[Rows]) -> list[list[int]]:
-    """Group the rows that can be simulated together. Such rows have the same tick and the same length."""
+    """Group the rows with equal tick and length, which can be simulated together."""
     groups: dict[tuple[float, int], list[int]] = {}
     for at, one in enumerate(rows):
         groups.setdefault((one.tick_seconds, one.up.shape[1]), []).append(at)

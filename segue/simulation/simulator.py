@@ -1,7 +1,7 @@
-"""Simulates many runs at once: a policy and the clamp decide while spot availability is replayed. The module is pure.
+"""Simulates many runs at once, with a policy and the clamp, on given spot availability. The module is pure.
 
-Time passes in ticks, as in the published work. Spot is up or down for a whole tick, an instance dies at the end of a
-tick, and all work is kept. `Harshness` adds deaths at any moment of a tick, late detection, and loss of the work since
+Time passes in ticks, as in the published work. Spot is up or down for a whole tick, a machine dies at the end of a
+tick, and runs lose no work. `Harshness` adds deaths at any moment of a tick, late detection, and loss of the work since
 the last save.
 """
 
@@ -19,13 +19,13 @@ from segue.policy.rules.view import IDLE, ON_DEMAND, SPOT, Flags, Floats, Job, V
 from segue.simulation.observation import Observation
 
 _NOTHING_SECONDS = 1e-3
-"""Seconds of work that may remain only because of rounding."""
+"""Remaining seconds of work that are only a rounding error."""
 _OVERTIME = 2.0
-"""A late run is simulated for this multiple of its deadline, so that its cost is complete."""
+"""Multiple of the deadline for which a late run is simulated, so that its cost is complete."""
 
 
 class Spot(Protocol):
-    """Tells for every run whether spot is up in a tick. An adversary decides by the modes of the runs."""
+    """Determines for every run whether spot is up in a tick. An adversary decides by the modes of the runs."""
 
     @property
     def runs(self) -> int: ...
@@ -52,25 +52,24 @@ class Harshness:
     """Conditions that make a simulation harder than the published setting. All times are in seconds."""
 
     save_seconds: float = 0.0
-    """Seconds for which a save blocks the work, on any capacity."""
+    """Seconds for which a save blocks training, on any capacity."""
     save_every_seconds: float = 0.0
-    """Seconds of work between two saves. The value 0 means that all work is saved as soon as it is done."""
+    """Seconds of work between two saves. If the value is 0, a run saves all work immediately."""
     dies_within_tick: bool = False
-    """Whether an instance that is down at the next tick died at a random moment of this tick."""
+    """Whether a machine that is down at the next tick died at a random moment of this tick."""
     detection_seconds: float = 0.0
     """Seconds from a death to the next decision."""
     lost_by_a_death_seconds: float = 0.0
-    """Seconds of work that each death loses, but at most the work that the attempt did. The value is used if saves are
-    not simulated one by one."""
+    """Seconds of work that each death loses, but at most the work of the attempt. The value applies if saves are not
+    simulated one by one."""
     start_slack_seconds: float = 0.0
-    """The least slack in seconds at which a spot attempt is begun or awaited, in addition to the clamp."""
+    """The least slack in seconds, beyond the clamp's requirement, at which a run begins or awaits a spot attempt."""
     start_factor: float = 1.0
-    """The time that a start takes on either capacity, as a multiple of the changeover that is known before the first
-    start."""
+    """The duration of a start on either capacity, as a multiple of the changeover known before the first start."""
 
     @property
     def pace(self) -> float:
-        """Seconds of work done per second, including saves."""
+        """Seconds of work that a run does per second, including saves."""
         return (
             self.save_every_seconds / (self.save_every_seconds + self.save_seconds) if self.save_every_seconds else 1.0
         )
@@ -78,22 +77,22 @@ class Harshness:
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """The result of each simulated run. Costs are in spot seconds: the price of one second of spot is 1."""
+    """The result of each simulated run. Costs are in spot seconds: one second of spot costs 1."""
 
     cost: Floats
     spot_seconds: Floats
     on_demand_seconds: Floats
     sentinel_seconds: Floats
     lost_seconds: Floats
-    """Seconds of work that each run had to do again."""
+    """Seconds of work that each run had to repeat."""
     preemptions: Floats
     finished_seconds: Floats
-    """Seconds from the start to the goal. The value is infinite for a run that was stopped long after the deadline."""
+    """Seconds from the start to the goal. The value is infinite if the run was stopped long after its deadline."""
     is_late: Flags
     was_hopeless: bool
-    """Whether it was not certain at the run's start that the deadline can be met."""
+    """Whether the clamp could not guarantee the deadline at the start of the run."""
     modes: Wishes | None = None
-    """The mode of each run as an array of (runs, ticks), with -1 from the run's goal on. The array is made only with
+    """The mode of each run as an array of (runs, ticks), with -1 after the run's goal. The value is None without
     `traced`."""
 
 
@@ -118,14 +117,14 @@ def simulate(
 
 @dataclass
 class _Machines:
-    """The machine of each run, and the work on the machine that is not saved. All times are in seconds."""
+    """The machine of each run, and the unsaved work on the machine. All times are in seconds."""
 
     boot: Floats
-    """Seconds of the machine's boot that are left."""
+    """Remaining seconds of the machine's boot."""
     undetected: Floats
-    """Seconds for which the death of the run's last machine will still go unnoticed."""
+    """Remaining seconds until the run detects the death of its last machine."""
     since_start: Floats
-    """Seconds of work that each run has done since the start of its machine."""
+    """Seconds of work of each run since the start of its machine."""
     unsaved: Floats
     """Seconds of work since the last save."""
     unsaved_before: Floats
@@ -147,7 +146,7 @@ class _Totals:
     preemptions: Floats
     lost: Floats
     finished: Floats
-    """Time in seconds at which the goal was reached. Before that moment, the value is infinite."""
+    """Time in seconds at which the run reached its goal. Before the goal, the value is infinite."""
 
     @classmethod
     def zero(cls, runs: int) -> Self:
@@ -215,9 +214,7 @@ class _Runs:
         self.now = now
 
     def _is_worth_a_sentinel(self, remaining: float) -> Flags:
-        """Whether a run on on-demand could still return to spot and would then have enough work left to pay for the
-        return.
-        """
+        """Whether a run on on-demand can return to spot with enough remaining work to pay for the return."""
         job, policy, work = self._job, self._policy, self.work / self._harsh.pace
         most = policy.preemptions if isinstance(policy, Capped) else np.inf
         needed = np.maximum(self._to_on_demand_seconds(), self._harsh.start_slack_seconds)
@@ -228,7 +225,7 @@ class _Runs:
         harsh = self._harsh
         undone = np.zeros(len(gone))
         if harsh.dies_within_tick:
-            # Part of the tick's work was not done, possibly the last of the job.
+            # The run did not do a part of the tick's work, possibly the last work of the job.
             undone = self.machines.just_worked * self._random.random(len(gone))
         lost = undone
         if harsh.save_every_seconds:
@@ -266,7 +263,7 @@ class _Runs:
         wish = np.where((wish == SPOT) & ~is_up & ~hands & (here != SPOT), IDLE, wish)
         boot = self._longest_boot(np.where(here == SPOT, self.machines.boot, np.where(hands, 0.0, self._start_seconds)))
         slack = remaining - (self.work + self.machines.unsaved) / self._harsh.pace
-        # A run that leaves on-demand without a standby may find spot down, and be idle until the next tick.
+        # If a run leaves on-demand without a standby while spot is down, the run is idle until the next tick.
         is_sure = (wish == SPOT) & (hands | (here != ON_DEMAND) | (job.knowledge == "free"))
         risk = np.where(is_sure, self._spot_risk_seconds(boot), np.maximum(self._spot_risk_seconds(boot), self._tick))
         risk = risk + np.where(wish == SPOT, self._harsh.lost_by_a_death_seconds / self._harsh.pace, 0.0)
@@ -290,7 +287,7 @@ class _Runs:
     def _to_on_demand_seconds(self) -> Floats:
         """Return the longest start of on-demand in seconds that the clamp expects.
 
-        `policy.estimates` computes the same for a real run.
+        `policy.estimates` computes the corresponding value for a real run.
         """
         known = np.full(len(self.mode), self._job.changeover_seconds)
         if not self._job.has_start_margin:
@@ -303,7 +300,7 @@ class _Runs:
     def _longest_boot(self, left: Floats) -> Floats:
         """Return the longest remaining boot in seconds that the clamp expects.
 
-        The clamp does not know how long the boot will take.
+        The clamp does not know the duration of the boot.
         """
         if not self._job.has_start_margin:
             return left
@@ -311,8 +308,9 @@ class _Runs:
         return np.where(left > 0, np.maximum(left + more, 0.0), 0.0)
 
     def _spot_risk_seconds(self, boot: Floats) -> Floats:
-        """Return the slack in seconds that can be lost until the next decision: one boot, or with harshness the whole
-        tick.
+        """Return the slack in seconds that a run can lose until the next decision.
+
+        The loss is one boot, or with harshness the whole tick.
         """
         harsh = self._harsh
         if not harsh.dies_within_tick and not harsh.detection_seconds and not harsh.save_every_seconds:

@@ -1,8 +1,8 @@
-"""Provides spot availability for simulations: traces from files and synthetic traces.
+"""Provides spot availability for simulations, from trace files or synthetic.
 
-A trace tells for each tick whether spot was up. Trace files have the format of skypilot-org/spot-traces, `{"metadata":
-{"gap_seconds": s}, "data": [available nodes]}`. The name of a file gives the kind of trace (see `read_trace`). Only
-simulations read traces. No decision of a run uses a trace.
+A trace contains for each tick whether spot was up. Trace files have the format of skypilot-org/spot-traces,
+`{"metadata": {"gap_seconds": s}, "data": [available nodes]}`. The name of a file determines the type of the trace (see
+`read_trace`). Only simulations read traces. No decision of a run uses a trace.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from segue.policy.rules.view import Flags, Floats
 from segue.units import duration
 
 _FORGOTTEN = 1e-7
-"""At the first tick, the age of an interval is drawn up to an oldest age.
+"""Largest share of intervals that may be older than the oldest age in a simulation.
 
-At most this share of intervals may be older than the oldest age.
+The age of an interval at the first tick is a random value up to the oldest age.
 """
 
 
@@ -39,8 +39,8 @@ def synthetic_availability(
 ) -> Flags:
     """Return availability as an array of (runs, ticks) that covers `seconds`.
 
-    The hazards are the published hazards multiplied by these positive factors. If `up_factor` is 2, the preemption rate
-    is doubled. If `down_factor` is 2, the rate at which spot comes back is doubled.
+    The hazards are the published hazards multiplied by the given positive factors. An `up_factor` of 2 doubles the
+    preemption rate. A `down_factor` of 2 doubles the rate at which spot comes back.
     """
     up_rates, down_rates = UP_RATES * up_factor, DOWN_RATES * down_factor
     ticks = int(np.ceil(seconds / tick_seconds)) + 1
@@ -59,9 +59,9 @@ def synthetic_availability(
 def _starts(
     random: np.random.Generator, runs: int, tick_seconds: float, up_rates: Floats, down_rates: Floats
 ) -> tuple[Flags, Floats]:
-    """Return the state and the age of spot at a random moment.
+    """Return random states and ages of spot for the first tick.
 
-    Each (state, age) is as frequent as the intervals that reach it.
+    The frequency of each (state, age) is the frequency of intervals that reach this age.
     """
     up_reach, down_reach = (_reach(rates, tick_seconds) for rates in (up_rates, down_rates))
     weights = np.concatenate([up_reach, down_reach])
@@ -71,7 +71,7 @@ def _starts(
 
 
 def _reach(rates: Floats, tick_seconds: float) -> Floats:
-    """Return the share of intervals that reach each age, in ticks. The ages end where almost no interval is as old."""
+    """Return the share of intervals that reach each age, in ticks, up to an age that almost no interval reaches."""
     oldest = -np.log(_FORGOTTEN) / rates.min()
     ages = np.arange(0.0, oldest + tick_seconds, tick_seconds)
     hazard = rates[age_bin(ages)] * tick_seconds
@@ -95,21 +95,21 @@ class Trace:
         return len(self.up) * self.tick_seconds
 
     def finer(self, tick_seconds: float) -> Trace:
-        """Return the same trace in ticks of at most `tick_seconds`. Each new tick is a whole part of an old tick."""
+        """Return the trace in ticks of at most `tick_seconds`. Each new tick is a whole fraction of an old tick."""
         parts = max(int(np.ceil(self.tick_seconds / tick_seconds - 1e-9)), 1)
         return Trace(self.name, self.tick_seconds / parts, np.repeat(self.up, parts))
 
     def mean_up_seconds(self) -> float | None:
-        """The mean length in seconds of an up interval. The value is None if the trace has no up interval."""
+        """The mean length in seconds of an up interval, or None if the trace has no up interval."""
         begins = np.count_nonzero(self.up & ~np.concatenate([[False], self.up[:-1]]))
         return float(np.count_nonzero(self.up) * self.tick_seconds / begins) if begins else None
 
 
 def read_traces(path: Path) -> list[Trace]:
-    """Return the trace of a file, or the traces of all `.json` files in a folder and its subfolders, by name.
+    """Return the trace of a file, or the traces of all `.json` files in a folder and its subfolders, sorted by name.
 
     Raises:
-        TraceError: there is no trace, or one of the files is not a trace.
+        TraceError: the folder contains no trace, or a file is not a trace.
     """
     if not path.is_dir():
         return [read_trace(path)]
@@ -120,12 +120,12 @@ def read_traces(path: Path) -> list[Trace]:
 
 
 def read_trace(path: Path) -> Trace:
-    """Return the trace of one file of the published data. Spot counts as up if all nodes of the trace were available.
+    """Return the trace of a published data file. Spot is up in a tick if all nodes of the trace were available.
 
-    The kind of the trace follows from the name of the file. If the name has `a23-`, the trace is resampled to the ten
-    minutes at which spot was probed. If the name has `p23-`, an instance was held, and the zeros of the trace include
-    the start of the next instance. Eight samples are therefore joined into one sample, which is up only if all eight
-    are up. If the name has `-4node-`, the trace is about four nodes at the same time.
+    The name of the file determines the type of the trace. With `a23-` in the name, the function resamples the trace to
+    the ten-minute period of the probes. With `p23-`, the trace is of a held instance, and its zeros include the start
+    of the next instance. The function therefore joins eight samples into one sample, which is up only if all eight are
+    up. With `-4node-`, the trace is of four simultaneous nodes.
 
     Raises:
         TraceError: the file cannot be read or is not a trace.
@@ -134,7 +134,7 @@ def read_trace(path: Path) -> Trace:
     gang = _NODES.search(path.stem)
     up: Flags = np.asarray(counts >= (int(gang[1]) if gang else 1))
     if path.stem.startswith("a23"):
-        # Irregular ten-minute probes, written at their mean distance.
+        # The file contains irregular ten-minute probes with their mean distance.
         up = up[(np.arange(0, len(up) * tick_seconds, 600.0) / tick_seconds).astype(int)]
         tick_seconds = 600.0
     elif path.stem.startswith("p23") and gang is None:
@@ -144,9 +144,9 @@ def read_trace(path: Path) -> Trace:
 
 
 def windows(trace: Trace, *, seconds: float, count: int, random: np.random.Generator) -> Flags:
-    """Return parts of the trace from random starts, as an array of (count, ticks).
+    """Return windows of the trace from random starts, as an array of (count, ticks).
 
-    Each part is at least `seconds` long.
+    Each window is at least `seconds` long.
 
     Raises:
         TraceError: the trace is shorter than `seconds`.

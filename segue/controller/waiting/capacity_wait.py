@@ -27,9 +27,7 @@ _SHOW_SECONDS = 10.0
 _ROUNDING_SECONDS = 1e-3
 
 Show = Callable[[str | None], None]
-"""A function that shows the reason why an attempt waits for a machine. The reason is None when the attempt has a
-machine.
-"""
+"""Shows why an attempt waits for a machine. The argument is None when the attempt has a machine."""
 
 
 class CapacityWait:
@@ -170,8 +168,7 @@ class CapacityWait:
         return limit_of((), spec=self._spec, changeover_seconds=0.0).longest_seconds
 
     def _has_machine(self) -> bool:
-        """Whether the trainer of the attempt has its machine. A segment may run while its trainer waits for a
-        machine."""
+        """Whether the attempt's trainer has its machine. A segment may run while its trainer waits."""
         return self._queue.why is None and self._starts.is_running()
 
     def _is_starting(self) -> bool:

@@ -40,8 +40,7 @@ _CHANGEOVERS_OF_A_MOVE = 3
 _STORE_RETRY_SECONDS = 0.5
 _ENOUGH_STEPS = 5
 _ENOUGH_SECONDS = 30.0
-"""Least seconds, and least number of steps, of a running attempt after which the controller uses its step time. The
-first steps are not typical.
+"""Least seconds and steps of a running attempt before its step time is used, because the first steps are not typical.
 """
 
 
@@ -84,9 +83,9 @@ def await_report(
     not answer, the wait continues, because the attempt also continues. If the store does not answer, the wait continues
     for at most `period.patience_seconds`. If a preemption of a late spot attempt would make the run miss its deadline,
     the function recalls the attempt, which commits and stops. With `with_standbys`, standbys wait for spot while
-    on-demand trains. When a standby is ready to take over, the function recalls the on-demand attempt. The function
-    declares an attempt with a heartbeat lost in three cases: it has nothing to commit yet, it does not answer a recall
-    within the heartbeat timeout, or its save takes too long for on-demand to finish in time.
+    on-demand trains. When a standby is ready to take over, the function recalls the on-demand attempt. In three cases,
+    the function declares an attempt with a heartbeat lost: the attempt has nothing to commit yet, does not answer a
+    recall within the heartbeat timeout, or saves too slowly for the deadline.
 
     While the attempt has no machine, the function calls `show` with each new reason. As soon as the attempt has a
     machine, it calls `show` with None.
@@ -233,10 +232,7 @@ class _AttemptWait:
         return self._lost(why) if why is not None else None
 
     def _with_its_cause(self, report: SegmentReport) -> SegmentReport:
-        """Return the report, with the reason `cancelled` if a person cancelled the flow run.
-
-        The cancellation of the flow run is then the source of the attempt's notice.
-        """
+        """Return the report, with the reason `cancelled` if a person cancelled the flow run."""
         if report.stop_reason is not StopReason.NOTICE or not self._starts.was_cancelled():
             return report
         return declare_as(self._runlog, self._plan, StopReason.CANCELLED, why=CANCELLED)
