@@ -33,7 +33,7 @@ _AS_THEY_ARE: tuple[type, ...] = (*PLAIN, *CONSTANTS, complex, np.generic, torch
 _NO_STATE = (*CODE, torch.device, torch.dtype, logging.Logger, re.Pattern)
 """Attributes of objects that are neither saved nor restored, because they are code or settings."""
 _ITERATOR = "iterator"
-_ITERATOR_FIX = "register an object with __next__ and attributes for what changes"
+_ITERATOR_FIX = "register an object with __next__ that keeps its changing values in attributes"
 _DEEPEST = 30
 _OBJECT_FIX = (
     "give the class state_dict() and load_state_dict(state), or register the variables that training changes: "

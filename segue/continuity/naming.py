@@ -129,7 +129,7 @@ def explained(
         first = first.model_copy(update=update)
     elif first.channel in _OF_NUMBERS:
         seen = ", ".join(sorted(name for name in compared if name not in (CONFIG, UNTRACKED)))
-        sentence = f"{first.sentence}; all compared values are equal ({seen}), so the cause is outside them"
+        sentence = f"{first.sentence}; all compared values are equal ({seen}), so segue does not compare the cause"
         first = first.model_copy(update={"component": OUTSIDE, "sentence": sentence})
     elif causes:
         advised = [with_fix(first).fix or "", *(cause.fix for cause in (*untracked, *noted) if cause.fix)]

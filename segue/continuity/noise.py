@@ -73,12 +73,12 @@ NOT_REPRODUCIBLE = "recipe"
 """The component name that findings use for a recipe that is not reproducible."""
 
 _ADVICE = {
-    "batch_fingerprint": "draws other samples: seed its sampler or shuffle in build, from the config",
-    "streams": "draws another count of random numbers: make build and the data set draw the same numbers each time",
-    "input_fingerprint": "gets a batch with other content: seed the generator of the data set in build, and keep "
+    "batch_fingerprint": "draws different samples: seed its sampler or shuffle in build, from the config",
+    "streams": "draws a different number of random values: make build and the data set draw the same numbers each time",
+    "input_fingerprint": "gets a batch with different content: seed the generator of the data set in build, and keep "
     "times, process ids and other values of the process out of the batch",
-    "lr": "has another learning rate: compute it from the step, not from the time",
-    "loss_scale": "has another loss scale: compute the loss only from the batch and the RNG streams of torch",
+    "lr": "has a different learning rate: compute it from the step, not from the time",
+    "loss_scale": "has a different loss scale: compute the loss only from the batch and the RNG streams of torch",
 }
 _OF_FLOATS = (
     "computes another {channel}: seed the recipe's own generators (dropout, noise, augmentation) in build, and add "

@@ -169,7 +169,7 @@ def noted_packages(others: Collection[str]) -> tuple[Finding, ...]:
 
 def noted_kernels() -> tuple[Finding, ...]:
     """Return the finding that torch.compile timed its kernels again. The finding may explain rows that differ."""
-    sentence = "torch.compile timed and chose its kernels again, because its cache folder is not that of the checkpoint"
+    sentence = "torch.compile timed and chose its kernels again: its cache folder has changed since the checkpoint"
     fix = "share the folder of TORCHINDUCTOR_CACHE_DIR between machines, or turn off autotuning in torch.compile"
     return (Finding(component=KERNELS, channel=CHANNEL, sentence=sentence, fix=fix),)
 

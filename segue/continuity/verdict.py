@@ -185,7 +185,7 @@ def digest_findings(
         )
     findings += [
         Finding(
-            component=name, channel="digest", sentence=f"{name} has no state in the checkpoint: the recipe has it since"
+            component=name, channel="digest", sentence=f"{name} is new in the recipe and has no state in the checkpoint"
         )
         for name in restored.components
         if name not in committed.components and name not in NOT_STATE and not name.startswith("rng.")
@@ -204,7 +204,7 @@ def _streams_of_another_device(
 ) -> tuple[Finding, ...]:
     if _DEVICE not in environment_changes:
         return ()
-    why = "this device has no such RNG stream, so the recipe draws other random numbers on the device from here on"
+    why = "this device has no such RNG stream, so from now on the recipe draws different random numbers"
     return tuple(
         Finding(component=name, channel="device", sentence=f"{name} was not restored: {why}", fix=_SAME_DEVICE)
         for name in _unmatched_streams(committed, restored)

@@ -166,7 +166,7 @@ class SteadyClock:
             case "first" if abs(error) > _WRONG_SECONDS:
                 self._say(f"this machine's clock is {_apart(-error)} the clock of {reading.name}, which the run uses")
             case "slept":
-                self._say(f"this machine slept for {duration(abs(error))}: {reading.name} and its own clock agree")
+                self._say(f"this machine slept for {duration(abs(error))}: its clock agrees with {reading.name}")
             case "follows" if abs(error) > JUMP_SECONDS and not self._is_reference_off:
                 self._say(f"the clock of {reading.name} is {_apart(error)} the run's clock, which follows it slowly")
         self._is_reference_off = found.kind == "follows" and abs(error) > JUMP_SECONDS

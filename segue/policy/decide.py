@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from segue.policy.pool_outlook import Outlook
 
 _NOTHING_LEFT = (
-    "the goal is committed, so starting the run again proves nothing more. Fix: begin a new run with the fixed "
-    'recipe, or set continuity.rehearsal = "warn" to take the result as it is'
+    "the goal is committed, so another start of the run would prove nothing. Fix: begin a new run with the fixed "
+    'recipe, or set continuity.rehearsal = "warn" to accept the result'
 )
 
 
@@ -204,7 +204,7 @@ def _planned(
     before = recovery.reason if recovery else rollback_reason(spec, history, skips=skips)
     where = chosen.pool.why + others_in_words(plan.pools) if capacity is Capacity.SPOT else ""
     later = f"retry in {duration(delay)}" if delay else ""
-    still = "the program has still to end: what follows its loop was cut off" if history.owes_end(spec) else ""
+    still = "the code after the program's loop was cut off, and must run" if history.owes_end(spec) else ""
     bad = warning_of(of_run(history, log_id="", now=now))
     return plan, (still, before or "", chosen.why, later, where, refusals.in_words(history), bad)
 

@@ -43,7 +43,7 @@ CLASSES = (
     FailureClass(
         name="data changed",
         what="was given other data than before",
-        fix="put the file back as it was, then start the run again; or start a new run with the new file",
+        fix="restore the original file, then start the run again; or start a new run with the new file",
         is_of=lambda report: report.failure is not None and report.failure.type == DataChangedError.__name__,
         budget=lambda _: 1,
         first_seconds=0.0,
@@ -79,7 +79,7 @@ CLASSES = (
     FailureClass(
         name="hung",
         what="hung",
-        fix="look at the stacks in the report; if a step takes that long, raise liveness.hang_seconds",
+        fix="read the stack traces in the report; if a step really takes that long, raise liveness.hang_seconds",
         is_of=lambda report: report.stop_reason is StopReason.HUNG,
         budget=lambda spec: spec.policy.max_hung,
         first_seconds=10.0,

@@ -165,7 +165,7 @@ def cheapest(pools: list[Pool], *, here: Situation, on_demand_price: float, now:
         why += f", no capacity lately on {' and '.join(others)}" if others else ""
         return PoolChoice(best.deployment, why, wait_share=1 / len(fresh))
     best = min(pools, key=lambda pool: (pool.no_capacity_at or now, costs[pool.deployment]))
-    why = f"{best.deployment}: no pool had capacity lately, and this one was asked longest ago"
+    why = f"{best.deployment}: no pool had capacity lately, and the last request to this pool is the oldest"
     return PoolChoice(best.deployment, why, wait_share=1 / len(pools))
 
 

@@ -33,7 +33,7 @@ def refuse_hopeless(
     if save_seconds is not None and save_seconds > life_seconds:
         raise HopelessPlanError(
             reason="save_longer_than_life",
-            why=f"one save takes {duration(save_seconds)}, longer than {life}: most die before their first commit.",
+            why=f"one save takes {duration(save_seconds)}, longer than {life}: most die before a commit.",
             fix='make saves faster (checkpoints.fast_folder), or set policy.name = "on_demand_only".',
         )
     if here.at_risk_seconds > life_seconds:

@@ -20,7 +20,7 @@ from tests.controller.test_wait import Watched
 from tests.support.forked_trainers import next_plan
 
 WHY = "the pool spot could not start it: 503"
-SAID = f"the pools could not start {{count}} in a row, last: {WHY}. Fix: correct what the pool says there"
+SAID = f"the pools could not start {{count}} in a row, last: {WHY}. Fix: correct what the pool reports"
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ def test_a_spot_attempt_that_starts_until_the_deadline_needs_on_demand_had_its_c
     run.child.starting = {"attempt": 5}
     report = run.wait(plan)
     assert (report.stop_reason, report.got_capacity) == (StopReason.START_FAILED, False)
-    assert "when the deadline needed another" in report.note
+    assert "the deadline required another attempt" in report.note
     assert intervals(read_history(run.log)) == ()
     assert decide_next(run.log, run.spec, clock=run.clock).plan.capacity is Capacity.ON_DEMAND
 

@@ -86,7 +86,7 @@ def test_refusals_alone_never_end_a_run_and_are_named_with_what_the_pool_said(co
     decision = book.ask()
     assert decision.action == "run"
     how_often = f"{count} attempts in a row, last: " if count > 1 else "the last attempt, "
-    assert f"the pools could not start {how_often}{NOTE}. Fix: correct what the pool says there" in decision.reason
+    assert f"the pools could not start {how_often}{NOTE}. Fix: correct what the pool reports" in decision.reason
 
 
 def test_a_warning_is_logged_whenever_the_refusals_have_doubled():

@@ -75,7 +75,7 @@ def test_another_attempt_makes_no_step_and_runs_it_again(
         assert first.note == "the notice came during the code after the program's loop, which did not end in time"
     decision = decide(whole, read_history(runlog.reload()), now=datetime.now(UTC))
     assert decision.action == "run"
-    assert decision.reason.startswith("the program has still to end: what follows its loop was cut off; ")
+    assert decision.reason.startswith("the code after the program's loop was cut off, and must run; ")
     assert not (tmp_path / "published.pt").exists()
 
     report = fork_server.run_attempt(runlog, whole)

@@ -19,10 +19,10 @@ _ABSENT = object()
 ITERATOR, OF_CODE, KEEPER = "iterator", "code", "keeper"
 """The three types of values that a checkpoint cannot store."""
 _WITHOUT = {
-    KEEPER: "such an object: keep what {} holds, or how far it was read, in numbers, lists, dicts and tensors, or "
-    "compute it from the number of the step",
-    ITERATOR: "a generator: compute what {} gives from the number of the step",
-    OF_CODE: "a function: choose {} by the number of the step or by a name",
+    KEEPER: "such an object: store the content or the read position of {} in numbers, lists, dicts and tensors, or "
+    "compute it from the step number",
+    ITERATOR: "a generator: compute the values of {} from the step number",
+    OF_CODE: "a function: choose {} by the step number or by a name",
 }
 
 
@@ -83,7 +83,7 @@ def _place(name: CarriedName) -> str:
 
 def _why(name: CarriedName) -> str:
     if not name.is_used:
-        return "the loop carries it from one iteration to the next, as far as is seen only to show it"
+        return "the loop carries it from one iteration to the next, apparently only to show it to people"
     return "the loop carries it from one iteration to the next, and no checkpoint holds it"
 
 
@@ -121,7 +121,7 @@ def fix_of(
         use = ", ".join(f"`{group}.{_last(name)}` for `{name.name}`" for name in of_loop)
         call = f'{group} = {session}.carry("{group}", {given})'
         first = "".join(
-            f"make the assignment of {name.name} in line {name.bare_line} a statement of its own, and "
+            f"make the assignment of {name.name} in line {name.bare_line} a separate statement, and "
             for name in of_loop
             if name.bare_line
         )

@@ -202,7 +202,7 @@ def _file(source: PriceSource, pools: PoolSpec) -> str:
             data = file.read(_LARGEST_BYTES + 1)
     except OSError as error:
         why = f"the file cannot be read ({error.strerror or error})"
-        raise _error(pools, why, "check the path; it counts from the folder in which the run is started.") from None
+        raise _error(pools, why, "check the path, which is relative to the folder of the run's start.") from None
     return _text(data, pools)
 
 

@@ -77,7 +77,7 @@ class CapacityWait:
                 f"no machine after {waited:.0f} s, and the time of the run is used up",
             )
         if self._is_starting():
-            why = f"it had a machine, and did not claim the run within {waited:.0f} s, when the deadline needed another"
+            why = f"its machine did not claim the run within {waited:.0f} s; the deadline required another attempt"
             return StopReason.START_FAILED, why
         why = f"no capacity on {self._plan.capacity} within {waited:.0f} s"
         if self._is_behind:

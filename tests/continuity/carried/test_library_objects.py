@@ -220,7 +220,7 @@ def test_what_cannot_be_compared_is_named_if_the_replay_differs(sentence, kind):
     outcome = outcome_of(kind, resumes=1, with_fix=False)
     assert (outcome.verdicts, outcome.problem) == (("broken",), "")
     assert sentence in outcome.sentences[0]
-    assert "no checkpoint can hold such an object: keep what" in outcome.sentences[0]
+    assert "no checkpoint can hold such an object: store the content" in outcome.sentences[0]
 
 
 @pytest.mark.parametrize("kind", named(SOUND))

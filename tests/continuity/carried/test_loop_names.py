@@ -183,6 +183,6 @@ def test_a_fix_says_of_each_variable_what_can_be_done():
     names = [CarriedName(name=name, **place, **seen) for name in ("total", "rates", "loss_of")]
     kinds = {"main:total": "float", "main:rates": ITERATOR, "main:loss_of": OF_CODE}
     fix = fix_of(names, kinds=kinds, lasting=(), session="run", taken=())
-    assert "compute what rates gives from the number of the step" in fix
-    assert "choose loss_of by the number of the step or by a name" in fix
+    assert "compute the values of rates from the step number" in fix
+    assert "choose loss_of by the step number or by a name" in fix
     assert 'main_carries = run.carry("main_carries", total=total)' in fix
