@@ -28,7 +28,7 @@ NO_TOLERANCES: Mapping[str, float] = MappingProxyType({})
 FLOORS = {"loss": 1e-6, "grad_norm": 1e-6, "param_norm": 0.0}
 """Absolute differences below these values are treated as rounding errors.
 
-For example, a loss near 0 that is a sum of larger terms has such a difference.
+For example, a loss near 0 may be a sum of larger terms with rounding errors.
 """
 
 

@@ -1,6 +1,6 @@
 """Finds anomalous steps from their rows. An anomaly is a number that is not finite, or a spike of the loss.
 
-The module is pure, so every rank and every replay gets the same result.
+The module is pure, so all ranks and all replays get equal results.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ If the scale is smaller, the scaler has skipped so many steps that no scale help
 """
 
 MOST_SAMPLE_IDS = 1024
-"""Maximum number of sample ids in the record of an anomaly. Every start reads these records from the run's log."""
+"""Maximum number of sample ids in the record of an anomaly. Every start reads all anomalies from the run's log."""
 
 _MAD_TO_DEVIATION = 1.4826
 _LEAST_SPREAD = 0.01
 """Smallest standard deviation, as a share of the median.
 
-Because of this lower limit, a small change after a constant loss is not a spike.
+Because of this lower limit of the deviation, a small change after a constant loss is not a spike.
 """
 
 

@@ -1,7 +1,7 @@
 """Measures the noise of kernels that are not deterministic, and judges differences between replays. The module is pure.
 
-A replay that differs from its witness proves a loss of state only if replays agree with each other. Therefore fresh
-processes replay the same steps from the same checkpoint. The differences between their replays are the noise of the
+A replay that differs from its witness proves a loss of state only if replays agree with each other. Therefore several
+fresh processes replay the witness steps from one checkpoint. The differences between their replays are the noise of the
 recipe.
 """
 
@@ -135,8 +135,8 @@ def noise_of(
     Without `is_attempt_fresh`, it is not, because a fault of the attempt would then seem to be noise. `is_noisy` means
     that earlier replays of the run have shown noise. `is_lost` means that values outside the checkpoint have changed.
     With `is_lost`, even a small difference from the witness proves a loss if the replays agree with each other. `unit`
-    is the largest relative rounding of the number formats of the recipe. A value between two bf16 numbers may be
-    rounded differently in one of dozens of replays, which four replays may not show.
+    is the largest relative rounding of the number formats of the recipe. The function needs `unit`, because one of
+    dozens of replays may round a value between two bf16 numbers differently, and four replays may not show this.
     """
     if is_lost:
         unit = UNIT  # The lost values are known, so the difference need not be explained by a rare rounding.
@@ -206,7 +206,7 @@ def may_be_rare(
 def unreproducible_of(verdict: Verdict) -> Finding | None:
     """Return the finding that the recipe is not reproducible from a verdict.
 
-    Return None if no finding of the verdict states this.
+    Return None if the verdict has no finding about reproducibility.
     """
     names = (*CONTENT, *FLOATS, STATE)
     found = (each for each in verdict.findings if each.component == NOT_REPRODUCIBLE and kind_of(each.channel) in names)

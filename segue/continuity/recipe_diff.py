@@ -32,7 +32,7 @@ NEXT_BATCHES = "data.next"
 MACHINE = "setup.machine"
 """The part of the setup with the properties of the process and its machine.
 
-These properties help to recognize values that depend on the process or the machine.
+The properties help to recognize values that depend on the process or the machine.
 """
 CONFIG = "setup.config"
 """The values that the run spec passes to the recipe or the program.
@@ -67,7 +67,7 @@ COMPARED = (*CHANGEABLE, NEXT_BATCHES)
 NOT_STATE = frozenset((*COMPARED, CONFIG, RANGE, RESTORED, UNTRACKED))
 """Components that a resume compares but does not restore.
 
-The check of restored digests therefore ignores these components.
+The check of restored digests therefore ignores components that are not restored.
 """
 
 PACKAGES = "packages"

@@ -147,7 +147,7 @@ def _unread(noted: Sequence[Finding]) -> Iterator[str]:
 
 
 def _not_compared(committed: Digests, pairs: Sequence[tuple[WitnessRow, WitnessRow]]) -> tuple[str, ...]:
-    """List the parts that a resume of this code cannot compare.
+    """List the parts that the resume cannot compare, because the code does not expose them.
 
     Programs and frameworks expose fewer parts than recipes.
     """
@@ -280,9 +280,9 @@ def _not_comparable(environment_changes: Collection[str]) -> tuple[str, ...]:
 def _of_randomness(environment_changes: Collection[str]) -> tuple[str, ...]:
     """Return the channels that may differ because the number of ranks or the device has changed.
 
-    Equal values of these channels are evidence of continuity, but different values prove nothing. Dropout and batch
-    statistics depend on the distribution of samples to ranks. Dropout masks depend on the number of multiprocessors of
-    the device. Sums in bf16 and TF32 depend on the order of the additions.
+    Equal values of the returned channels are evidence of continuity, but different values prove nothing. Dropout and
+    batch statistics depend on the distribution of samples to ranks. Dropout masks depend on the number of
+    multiprocessors of the device. Sums in bf16 and TF32 depend on the order of the additions.
     """
     if _WORLD_SIZE in environment_changes:
         return (*TOLERANCES, "loss_scale")

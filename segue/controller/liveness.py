@@ -10,8 +10,8 @@ class HeartbeatTimeout:
     """Determines from repeated reads of a heartbeat counter whether its writer is alive.
 
     Times are from the reader's monotonic clock. While the store is unreachable, the counter can be neither read nor
-    written. Therefore the time between two reads counts as at most half a heartbeat timeout. The other half remains for
-    the writer's next heartbeat.
+    written. Therefore the class counts the time between two reads as at most half a heartbeat timeout. The other half
+    remains for the writer's next heartbeat.
     """
 
     heartbeat_timeout_seconds: float

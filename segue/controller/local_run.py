@@ -110,7 +110,7 @@ class _ChildProcesses:
         """Return the final state of a trainer, as in `Orchestrator`.
 
         The result is also None if the trainer ended because another process holds the attempt. The heartbeat of the
-        other process then shows whether the attempt is alive.
+        process that holds the attempt shows whether the attempt is alive.
 
         Raises:
             StoreWriteError, StoreReadError: the report could not be written. It is safe to call the method again.

@@ -94,7 +94,7 @@ class TrainerEnd:
 
     @property
     def reason(self) -> StopReason:
-        """The stop reason of an attempt whose trainer ended in this way without a report."""
+        """The stop reason of an attempt whose trainer ended without a report."""
         if self.was_out_of_memory or self.exit_code == ExitCode.OUT_OF_MEMORY:
             return StopReason.OUT_OF_MEMORY
         if self.elsewhere is not None and self.elsewhere.refusal is not None:
@@ -152,13 +152,13 @@ class NoticeRelay:
         return list(self._given)
 
     def give(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Record the notice and forward it as this signal. A signal handler may call this method."""
+        """Record the notice and forward it as the given signal. A signal handler may call this method."""
         self._given[number] = True
         if self._trainer is not None:
             self._trainer.give_notice(number)
 
     def attach(self, trainer: Trainer) -> None:
-        """Forward notices to this trainer from now on. Forward earlier notices at once."""
+        """Forward later notices to the given trainer. Forward earlier notices at once."""
         self._trainer = trainer
         for number in self.given():
             trainer.give_notice(number)

@@ -39,9 +39,9 @@ def open_run(
 ) -> RunLog:
     """Open the new or existing run that `spec` names, and return its log.
 
-    The function reopens a stopped or cancelled run. It does not do so if the stop or cancellation is newer than the
-    request to start the run, because a parent may wait in a queue for a long time. `requested_at_slot` is the log's
-    next slot at the time of the request to start the run.
+    The function reopens a stopped or cancelled run. A run whose stop or cancellation is newer than the request to start
+    the run stays closed, because the parent may have waited in a queue for a long time. `requested_at_slot` is the
+    log's next slot at the time of the request to start the run.
 
     Raises:
         StoreUnreachableError, StoreGoneError, DeadlinePassedError, DriftError, PriceSourceError, BudgetError: as for
@@ -76,7 +76,7 @@ def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, know
     """Check that the run can be opened, without writing to the log of the run. Return the log.
 
     `known_slots` is the number of slots that the log is known to have. A log with fewer slots is in a different store,
-    or its store is not mounted. The function does not create such a store again.
+    or its store is not mounted. The function does not create a missing store again.
 
     Raises:
         StoreGoneError: the log has fewer slots than `known_slots`.

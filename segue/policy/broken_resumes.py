@@ -19,7 +19,7 @@ from segue.spec import RunSpec
 SET_ASIDE = "resumes from it were broken, and one from an older checkpoint was not"
 """The reason that recovery gives when it quarantines a checkpoint.
 
-Logs of earlier versions contain the text of this reason, so do not change the text.
+Logs of earlier versions contain this text, so do not change it.
 """
 
 _TRIES_IN_PLACE = 2
@@ -34,7 +34,7 @@ class RecoveryStep:
     take: Checkpoint
     """The checkpoint from which the run resumes.
 
-    If the bytes of this checkpoint are damaged, the run resumes from an older checkpoint.
+    If the bytes of the checkpoint are damaged, the run resumes from an older checkpoint.
     """
     reason: str
 

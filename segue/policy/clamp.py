@@ -22,7 +22,7 @@ def permits(slack: Floats, *, risk_seconds: Floats, on_demand_seconds: Floats) -
     """Whether on-demand still meets the deadline after the worst case until the next decision.
 
     The function works element by element on arrays. `risk_seconds` is the slack in seconds that the run can lose until
-    the next decision, because nothing is committed.
+    the next decision: the time without a commit.
     """
     return slack - risk_seconds >= on_demand_seconds - 1e-6
 
@@ -69,7 +69,7 @@ def longest_wait_seconds(now: Situation) -> float | None:
     """Return the seconds that a spot attempt may wait for capacity, from the decision to the claim.
 
     Return None without a deadline. The worst case of the clamp already includes a changeover for the attempt. The
-    attempt may therefore wait for this changeover and the slack that the clamp does not need. If the attempt claims the
+    attempt may therefore wait for one changeover plus the slack that the clamp does not need. If the attempt claims the
     run at the end of the wait and then starts slowly, the controller has to recall the attempt.
     """
     if now.remaining_seconds is None:
@@ -82,7 +82,8 @@ def longest_wait_seconds(now: Situation) -> float | None:
 def seconds_to_claim(now: Situation) -> float | None:
     """Return the seconds until a waiting spot attempt must have claimed the run.
 
-    The value is negative if this moment has passed. The value is None without a deadline or without a measured rate.
+    The value is negative if the attempt is already too late. The value is None without a deadline or without a measured
+    rate.
     """
     needed = needed_for_spot_seconds(now)
     if needed is None or now.remaining_seconds is None:
@@ -93,8 +94,8 @@ def seconds_to_claim(now: Situation) -> float | None:
 def crowd_seconds(now: Situation, queues: Queues, *, at: datetime) -> float:
     """Return the additional wait in seconds for on-demand that other runs cause by also giving up spot.
 
-    Only runs before this run in the queue of spot count. The value is 0 without a deadline or without a measured rate.
-    The additional wait does not become shorter if other runs already wait for on-demand.
+    The function considers only runs that are before this run in the queue of spot. The value is 0 without a deadline or
+    without a measured rate. The additional wait does not become shorter if other runs already wait for on-demand.
     """
     if now.work_seconds is None:
         return 0.0

@@ -103,8 +103,8 @@ def up_seconds(
 
     `waited_seconds` is the wait of the standby, or None if the wait is not known. If the standby had to wait, the pool
     came up when the standby got its machine, `held_seconds` ago. If the standby did not have to wait, the pool was up
-    before the request. The result then goes back at most to the last observation that the pool was down, and at most by
-    the age of an interval of unknown age.
+    before the request. The result is then at most the time since the pool was last observed down, and at most the age
+    of an interval of unknown age.
     """
     if waited_seconds is None or waited_seconds > here.expected_changeover_seconds:
         return held_seconds
@@ -124,8 +124,8 @@ def pause_seconds(here: Situation, *, sent: int) -> float:
 def handover_to(history: History, here: Situation) -> HandoverEntry | None:
     """Return the hand-over whose standby runs the next attempt.
 
-    The controller has recalled the last attempt for this standby, and the clamp permits spot. Return None if the recipe
-    raised an exception in the meantime, because segue then repeats the failed attempt on its own capacity.
+    The controller has recalled the last attempt for this standby, and the clamp permits spot. If the recipe raised an
+    exception in the meantime, return None, because segue then repeats the failed attempt on its capacity.
     """
     last = history.fresh_reports[-1] if history.fresh_reports else None
     if last is None or last.is_own_fault:

@@ -92,7 +92,7 @@ class PoolChoice:
     deployment: str
     why: str = ""
     wait_share: float = 1.0
-    """Share of the run's wait for spot during which the run waits for this pool alone."""
+    """Share of the run's wait for spot during which the run waits for the chosen pool alone."""
     requests: tuple[PoolRequest, ...] = ()
     """The requests for the attempt on several pools. The first request is for the chosen pool."""
     asked_within_share: float = _ASKED_SHARE

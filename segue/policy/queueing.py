@@ -88,10 +88,10 @@ class Queues:
     def crowd_seconds(self, *, until: datetime) -> float:
         """Return the seconds for which a run that gives up spot at `until` waits for on-demand.
 
-        Return 0 if spot has a slot for this run by `until`. Runs before this run whose turn on spot is after `until`
-        are also too late on spot. The function assumes that these runs have similar deadlines and also give up spot at
-        `until`. They then hold slots of on-demand for as long as they would have held slots of spot. If the other runs
-        have no deadline, this run therefore leaves spot earlier than necessary.
+        Return 0 if spot has a slot for this run by `until`. If the turn of an earlier run in the queue is after
+        `until`, spot is too late for the earlier run, too. The function assumes that the late runs have similar
+        deadlines and also give up spot at `until`. They then hold slots of on-demand for as long as they would have
+        held slots of spot. If the other runs have no deadline, this run therefore leaves spot earlier than necessary.
         """
         if self.spot_free_at is None:
             return 0.0

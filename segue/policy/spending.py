@@ -128,8 +128,8 @@ def _priced_now(spec: RunSpec, history: History) -> PoolSpec:
 def with_transfer(pools: PoolSpec, history: History) -> PoolSpec:
     """Return the pools at prices that include the money per hour for checkpoints.
 
-    The run's attempts have measured their writes per hour. An attempt counts as at least one hour, because an attempt
-    that dies early also writes a checkpoint.
+    The run's attempts have measured their writes per hour. The estimate treats each attempt as at least one hour,
+    because an attempt that dies early also writes a checkpoint.
     """
     written = 0
     trained = [report for report in history.last_reports() if report.got_capacity]

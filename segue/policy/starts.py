@@ -27,8 +27,8 @@ _NEWEST = 200
 _FACTOR = 2.0
 """A start is slow only if it takes longer than the known starts by this factor.
 
-If no start of an attempt claimed the attempt, the factor also multiplies the times of these starts. The next attempt
-then has more time.
+If no start of an attempt claimed the attempt, the factor also multiplies the times of its starts. The next attempt then
+has more time.
 """
 MOST_STARTS = 3
 """Maximum number of starts of one attempt on one pool, including the first start."""
@@ -118,7 +118,7 @@ class Step(StrEnum):
     GIVE_UP = "give up"
     """Give up the oldest start, and wait for the other start."""
     END = "end"
-    """Give up the attempt, and wait for none of its starts any more."""
+    """Give up the attempt and all of its starts."""
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:

@@ -2,7 +2,7 @@
 
 The module derives a job from the run's own measurements. It simulates the job on many rows of spot availability, with
 the policy and the safety clamp of the run. It subtracts the margin on the work from the time, because the margin is a
-reserve. The margin costs nothing.
+reserve. The margin does not increase the cost.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def life_of(history: History, *, prior_seconds: float | None) -> Life:
 def cadence_of(spec: RunSpec, life: Life, *, save_seconds: float | None) -> Cadence:
     """Return the cadence of the run's commits.
 
-    The run's trainer chooses its cadence by the same function. `save_seconds` is the assumed cost of a save.
+    The run's trainer chooses its cadence by the same rules. `save_seconds` is the assumed cost of a save.
     """
     asked = spec.checkpoints
     if asked.every_steps is not None or asked.every_seconds is not None:
@@ -197,7 +197,7 @@ def forecast(
 def harshness_of(here: Situation, lost_seconds: float) -> Harshness:
     """Return the conditions that the published setting omits.
 
-    These are the work that a death loses, and a clamp that requires more than a boot.
+    The published setting omits the work that a death loses, and a clamp that requires more than a boot.
     """
     needed = clamp.needed_for_spot_seconds(here)
     reserve = 0.0 if needed is None or here.work_seconds is None else needed - here.work_seconds

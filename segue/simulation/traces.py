@@ -61,7 +61,7 @@ def _starts(
 ) -> tuple[Flags, Floats]:
     """Return random states and ages of spot for the first tick.
 
-    The frequency of each (state, age) is the frequency of intervals that reach this age.
+    The probability of each (state, age) is proportional to the share of intervals that reach the age.
     """
     up_reach, down_reach = (_reach(rates, tick_seconds) for rates in (up_rates, down_rates))
     weights = np.concatenate([up_reach, down_reach])

@@ -129,7 +129,7 @@ class Flows:
         return left
 
     def names_of_same(self, spot: Spot) -> frozenset[Spot]:
-        """Return the nodes that hold the same object as this node because of an assignment."""
+        """Return the nodes that hold the object of the given node because of an assignment."""
         if self._both is None:
             self._both = defaultdict(set)
             for name, others in self.same.items():
@@ -148,7 +148,7 @@ class Flows:
         return spot in self._used
 
     def computed_from(self, source: Spot) -> set[Spot]:
-        """Return the nodes whose values are computed from this node, including the node itself.
+        """Return the nodes whose values are computed from the node `source`, including `source` itself.
 
         The search ignores edges from conditions.
         """

@@ -45,9 +45,9 @@ class UseOfLeaves:
         self._is_of_framework = is_of_framework
 
     def is_carried(self, leaf: Leaf) -> bool:
-        """Whether the next value follows from this value and affects more than output for people.
+        """Whether the next value of a variable follows from its current value, and affects more than output for people.
 
-        A component with its own state_dict may store its values there in another form.
+        A component with its own state_dict may store its values in another form in the state_dict.
         """
         if self._is_of_framework or (leaf.is_registered and leaf.root not in self._modules):
             return False

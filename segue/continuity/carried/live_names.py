@@ -1,7 +1,8 @@
 """Finds the names that each iteration of a loop reads before it writes them.
 
-The loop carries the values of these names to the next iteration. The module does a backward data-flow analysis of one
-function. A name is live at a point of the code if code after this point may read the name before writing it.
+The loop carries the values of names that it reads first to the next iteration. The module does a backward data-flow
+analysis of one function. A name is live at a point of the code if code after this point may read the name before
+writing it.
 """
 
 from __future__ import annotations
@@ -227,7 +228,7 @@ class _Liveness:
         return self._block(node.body, whole) | caught
 
     def _assigned(self, targets: Iterable[ast.expr], live: Names) -> Names:
-        """Return the names that are live before these assignments.
+        """Return the names that are live before the assignments to `targets`.
 
         An assignment to a part of an object also reads the object.
         """

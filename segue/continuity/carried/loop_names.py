@@ -67,7 +67,7 @@ class CarriedName:
     bare_line: int = 0
     """Line of an assignment whose target cannot be an attribute (`:=`, or a name in a `case`).
 
-    The value 0 means that the function has no assignment of this form.
+    The value is 0 if the function has no assignment to such a target.
     """
 
     @property

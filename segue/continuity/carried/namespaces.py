@@ -25,7 +25,7 @@ class NamespaceFlows:
         self._of: dict[frozenset[Spot], _Namespace] = {}
 
     def carried(self, running: Running, variable: str, attributes: Collection[str]) -> Iterator[CarriedName]:
-        """Return the attributes of a variable of this function whose values may last from one iteration to the next.
+        """Return the attributes of a variable whose values may last from one iteration to the next.
 
         If the analysis finds no statement that changes an attribute, it assumes that the value lasts.
         """

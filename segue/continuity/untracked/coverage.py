@@ -80,8 +80,7 @@ class Coverage:
     def has(self, leaf: Leaf, value: Any) -> bool:
         """Whether a component contains this value.
 
-        The result is True if a component has the same memory, equal content, or an equal entry in the state_dict of the
-        object that owns the value.
+        The component may contain the same memory, an equal content, or an entry of the value in a state_dict.
         """
         if isinstance(value, STREAMS):
             return self._has_content(state_of_stream(value))
@@ -138,7 +137,10 @@ def _is_of_root(leaf: Leaf) -> bool:
 
 
 def _is_entry(held: Any, value: Any) -> bool:
-    """Whether an entry of a state_dict may be this value, also in another type."""
+    """Whether an entry of a state_dict may be the given value.
+
+    An entry of another type may be the value in another form.
+    """
     if type(held) is not type(value) or not isinstance(value, _COMPARED):
         return True
     return mark_of(held) == mark_of(value)

@@ -218,8 +218,8 @@ _UNREAD = frozenset(
     {("queue", "Queue"), ("queue", "LifoQueue"), ("queue", "PriorityQueue"), ("_queue", "SimpleQueue")}
     | {("sqlite3", "Connection"), ("sqlite3", "Cursor"), ("builtins", "callable_iterator")}
 )
-"""Types whose content cannot be compared. The content of a queue depends on threads, and the positions of the other
-objects cannot be read.
+"""Types whose content cannot be compared. The content of a queue depends on threads. The other types have no readable
+position.
 
 Most programs only show a hash object to people.
 """
@@ -245,7 +245,7 @@ def state_of(value: Any) -> Any:
 
     Raises:
         TypeError: no part of the object can be compared.
-        OSError: the object is a text file that is being iterated, and such a file has no position.
+        OSError: the object is a text file during an iteration, which has no position.
     """
     kind = _kind_of(value)
     if isinstance(value, (io.StringIO, io.BytesIO)):

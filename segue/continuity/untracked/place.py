@@ -44,7 +44,7 @@ class ValuePlace(NamedTuple):
     what: str
     get: Get
     expression: str = ""
-    """The expression for the value in the user's code. The text is empty if there is no such expression."""
+    """The expression for the value in the user's code. The text is empty if no expression leads to the value."""
     holder: str = ""
     """The expression for the holder of the variable `name`: a function, a module, a class or an object."""
     name: str = ""
@@ -52,9 +52,9 @@ class ValuePlace(NamedTuple):
     outer: ValuePlace | None = None
 
     def part(self, name: str, what: str, get: Get, *, expression: str = "", holder: str | None = None) -> ValuePlace:
-        """Return the place of a part of this object.
+        """Return the place of a part of the object at this place.
 
-        The holder of the part is this object, unless `holder` is given.
+        If `holder` is not given, the holder of the part is the object at this place.
         """
         return ValuePlace(
             f"{self.path}.{name}" if self.path else name,
@@ -71,7 +71,7 @@ class ValuePlace(NamedTuple):
         return self._replace(get=get, expression=expression)
 
     def dotted(self, name: str) -> str:
-        """The expression for an attribute of this object."""
+        """Return the expression for an attribute of the object at this place."""
         if not self.expression:
             return ""
         return f"{self.expression}.{name}" if name.isidentifier() else f'{self.expression}.get_submodule("{name}")'

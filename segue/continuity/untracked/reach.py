@@ -85,7 +85,7 @@ class Reach:
     scopes: tuple[types.CodeType, ...] = ()
     """The functions that build the recipe or contain the loop.
 
-    Code in these scopes can use their variables by name.
+    Code in a scope can use the variables of the scope by name.
     """
     rebound: set[str] = field(default_factory=set)
     """Names of variables to which a function of the user assigns another object."""
@@ -94,7 +94,7 @@ class Reach:
     _root: str = ""
 
     def own(self, root: str, objects: Iterable[Any]) -> None:
-        """Record that these objects belong to this component, even if other paths also reach them."""
+        """Record that the given objects belong to the component `root`, even if other paths also reach them."""
         for found in objects:
             if isinstance(found, Variables):
                 self._variables.update(found.places())
@@ -288,7 +288,7 @@ _OF_TRAINERS = frozenset(
 )
 """Packages whose objects run the loop and count its steps.
 
-The checkpoints of these packages or callbacks of segue contain the counts of their objects.
+Checkpoints of the packages, or callbacks of segue, contain the counts of these objects.
 """
 
 

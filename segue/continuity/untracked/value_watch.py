@@ -29,7 +29,7 @@ class Use(Protocol):
     """Interface to find how the training code uses a value."""
 
     def is_carried(self, leaf: Leaf) -> bool:
-        """Whether the next value follows from this value, and this value affects more than output for people."""
+        """Whether the next value follows from the current value, and the value affects more than output for people."""
         ...
 
     def is_shown(self, leaf: Leaf) -> bool:

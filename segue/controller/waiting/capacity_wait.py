@@ -205,6 +205,6 @@ def _seconds_to_deadline(here: Situation) -> float | None:
 
 
 def _repeats_a_failure(history: History) -> bool:
-    """Whether the recipe raised an exception in the last attempt, so that this attempt must try it again."""
+    """Whether the recipe raised an exception in the last attempt, which this attempt repeats."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
     return last is not None and last.is_own_fault

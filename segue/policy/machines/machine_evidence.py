@@ -1,9 +1,9 @@
 """Derives observations of machines from the attempts in a run's history. The module is pure.
 
 The module blames a machine for wrong numbers only if the run itself has excluded the recipe and the checkpoint as the
-cause. There are two proofs. Either a resume was broken, and a later resume from the same checkpoint was not. Or a
-number was not finite, and a later attempt made the same step without an anomaly and without a skip. A hang counts only
-if a later attempt made the step at which the machine hung.
+cause. There are two proofs. The first proof is a broken resume, if a later resume from the same checkpoint was not
+broken. The second proof is a number that was not finite, if a later attempt made the same step without an anomaly or a
+skip. The module blames a machine for a hang only if a later attempt made the step at which the machine hung.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class OnDemandOnly(OnDemandOnlyParameters):
-    """Always uses on-demand. This policy is the safest policy and the baseline for the cost."""
+    """Always uses on-demand. On-demand only is the safest policy and the baseline for the cost."""
 
     def choose(self, view: View) -> Wishes:
         return np.full(view.mode.shape, ON_DEMAND, np.int8)
@@ -48,7 +48,7 @@ class OnDemandOnly(OnDemandOnlyParameters):
 
 @dataclass(frozen=True)
 class SpotOnly(SpotOnlyParameters):
-    """Always uses spot. This policy has no safety-net rule of its own, but the clamp overrules it."""
+    """Always uses spot. Spot only has no safety-net rule of its own, but the clamp overrules it."""
 
     def choose(self, view: View) -> Wishes:
         return np.full(view.mode.shape, SPOT, np.int8)
@@ -58,7 +58,7 @@ class SpotOnly(SpotOnlyParameters):
 class Threshold(ThresholdParameters):
     """Moves to on-demand for the rest of the run after a number of preemptions, or if little slack is left.
 
-    Many tutorials describe this rule.
+    Many tutorials describe the threshold rule.
     """
 
     def choose(self, view: View) -> Wishes:

@@ -8,8 +8,8 @@ The module is pure and computes the expected cost of every choice. A state consi
     idle i, age b        without a machine: all pools are down, one of them for b, and pool i has the checkpoint
     on-demand, age b     on on-demand: the pools are down, one of them for b
 
-A refused request costs nothing. PLAN therefore requests a machine on the pools in the order of the expected cost of
-their machines, while this cost is lower than the cost of the present choice. If the run observes that a pool comes up,
+A refused request costs nothing. PLAN therefore requests a machine on one pool after the other, in the order of expected
+cost, while the expected cost is lower than the cost of the present choice. If the run observes that a pool comes up,
 the up interval of the pool is young. The age of the interval is unknown for a pool without a recent request. Between
 two points of the grid, costs are linear in S. If the slack is less than the least slack, on-demand does the rest of the
 work.
