@@ -49,7 +49,7 @@ def streams_fingerprint(streams: Mapping[str, Any]) -> dict[str, str]:
 
 
 def input_fingerprint(content: Any) -> str:
-    """Return a hash of the bytes, type and shape of every tensor in a batch, in the order of the structure.
+    """Return a hash of the bytes, type and shape of every tensor in a batch, in the order of the batch's structure.
 
     For an object that is not a collection, the hash covers only its tensors and arrays. Its other values may differ
     from process to process.

@@ -1,9 +1,9 @@
 """Computes state marks.
 
-A state mark is a short hash and a norm of a part of the state after a step. By state marks, segue compares the state
-after a replay. The rows of a witness contain only the numbers that a step computes. A step may change state that no
-later step of the window reads, for example batch statistics, an average, a mode, or the count of a scheduler. Only the
-state marks show a difference in state that no later step reads.
+A state mark is a short hash and a norm of a part of the state after a step. State marks serve to compare the state
+after a replay with the state after the original steps. The rows of a witness contain only the numbers that a step
+computes. A step may change state that no later step of the window reads, for example batch statistics, an average, a
+mode, or the count of a scheduler. Only the state marks show a difference in state that no later step reads.
 """
 
 from __future__ import annotations

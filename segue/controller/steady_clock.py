@@ -108,7 +108,7 @@ class LocalJumps:
 
 
 class SteadyClock:
-    """The clock of one run. Its `now` never jumps, even if this machine's clock jumps."""
+    """The clock of one run. The time from `now` never jumps, even if this machine's clock jumps."""
 
     def __init__(self, base: Clock, *, reference: Reference) -> None:
         self.base, self._reference = base, reference

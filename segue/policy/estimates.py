@@ -19,7 +19,7 @@ from segue.runlog.history import Attempt, History
 from segue.spec import RunSpec
 
 _LONGEST_OF, _USUAL_OF = 3, 5
-"""Numbers of newest attempts in the longest changeover (first number) and in the usual values (second number)."""
+"""Numbers of newest attempts from which the longest changeover (first number) and usual values (second) follow."""
 _ENOUGH_STEPS, _ENOUGH_SECONDS = 5, 300.0
 """The measured rate replaces the prior after more than this number of measured steps, or of seconds in steps."""
 _MOST_BY_OTHERS = 5.0
@@ -60,7 +60,7 @@ class Situation:
     on_demand_changeover_seconds: float | None = None
     """Longest time in seconds from the end of a segment to the first new step on on-demand, with a margin.
 
-    The value None means that the changeover to on-demand has no margin.
+    If the value is None, the longest changeover without a margin applies.
     """
     save_seconds: float | None = None
     """The usual time in seconds from a snapshot to its commit. The value is None if no save has been measured yet."""

@@ -200,7 +200,7 @@ def young_daly_seconds(*, cost_seconds: float, mean_life_seconds: float) -> floa
 
     The formula is Young's sqrt(2 C M) (CACM 17(9), 1974) with the higher-order terms of Daly (FGCS 22(3), 2006). Daly's
     terms are needed if the cost C of a save is not small compared with the mean life M. For C >= 2 M, Daly's result is
-    M, but Daly's series for C < 2 M only reaches 8/9 M. Between 8/9 M and M, the function uses 4/9 C, because a longer
+    M, but at C = 2 M Daly's series only reaches 8/9 M. For C >= 2 M, the function uses min(M, 4/9 C), because a longer
     life must not make the interval shorter.
     """
     if cost_seconds >= 2 * mean_life_seconds:

@@ -178,7 +178,7 @@ def _pools(asked: _Asked, here: Situation, together: Outlook | None) -> list[dic
 
 
 def _notes_on(asked: _Asked, expected: Forecast, job: Job) -> tuple[str, ...]:
-    """Return notes on the limits of the figures."""
+    """Return notes on the limitations of the results."""
     spec, history = asked.spec, asked.history
     notes: tuple[str, ...] = ()
     cap, cost = spec.budget.per_run, expected.policies[0].cost

@@ -84,7 +84,7 @@ class Known(NamedTuple):
     is_assigned: Callable[[ValuePlace], bool]
     """Returns whether code assigns another object to the variable at a place.
 
-    An assignment replaces the first object of the variable.
+    An assigned variable soon has another object than its first object.
     """
     sizes: dict[int, int | None]
     """Sizes in bytes of the values that the functions have tested so far, by id.

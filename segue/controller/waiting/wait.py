@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 _OUT_OF_TIME = "the time of the run is used up (budget.max_hours)"
 _CHANGEOVERS_OF_A_MOVE = 3
-"""Least remaining time for a hand-over, in changeovers. In less time, a boot would take most of the time."""
+"""Least remaining time for a hand-over, in changeovers. A boot would take most of a shorter time."""
 _STORE_RETRY_SECONDS = 0.5
 _ENOUGH_STEPS = 5
 _ENOUGH_SECONDS = 30.0

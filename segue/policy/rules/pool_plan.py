@@ -20,7 +20,8 @@ from segue.policy.rules.view import Floats
 _USEFUL_SLACK_SECONDS, _USEFUL_STARTS = 12 * 3600.0, 20
 """Minimum slack that a table covers even if little work is left, in seconds and in starts."""
 _COARSEST_SECONDS, _FEWEST_STEPS, _MOST_STEPS = 300.0, 200, 2000
-"""The longest step of a table in seconds, and the minimum and maximum number of steps. The numbers take precedence."""
+"""The longest step of a table in seconds, and the minimum and maximum number of steps. The numbers of steps take
+precedence."""
 _SLACK_PARTS, _SLACK_STEPS = 5, 120
 """Maximum number of steps of slack for each step of time, and approximate number of steps of slack in total."""
 _ROUNDED_STEPS = 32

@@ -39,7 +39,7 @@ NEVER = 1e9
 """The cost that represents a forbidden choice."""
 _SAME = 1e-6
 _MOST_ASKED = 4
-"""Maximum number of pools for which the calculation includes consecutive requests."""
+"""Maximum number of pools that the calculation assumes PLAN to request one after the other."""
 _WASTED_SHARE = 0.6
 """Mean share of a changeover that the run pays if it loses the machine during the changeover."""
 
@@ -333,7 +333,8 @@ class _Solving:
     def _less_slack(self, value: Floats, seconds: float, *, otherwise: Floats | None = None) -> Floats:
         """Return, for each state, the value of the state with `seconds` less slack.
 
-        The value is `otherwise` for a state with less slack than `seconds`. By default, the choice is then forbidden.
+        The value is `otherwise` for a state with less slack than `seconds`. The default of `otherwise` forbids the
+        choice.
         """
         if seconds <= 0.0:
             return value
