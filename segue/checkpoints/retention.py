@@ -1,4 +1,4 @@
-"""Selects the checkpoints to keep and the checkpoints to prune. The module is pure."""
+"""Selects the checkpoints to keep and the checkpoints to prune. The functions are pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def slots_to_keep(
 ) -> frozenset[int]:
     """Return the log slots of the checkpoints to keep.
 
-    These are the newest `keep` checkpoints, the best checkpoint by metric, the last verified parent, the newest
-    checkpoint that shares no shard with the newest, and all quarantined checkpoints, which are evidence. A verified
-    parent is kept until a later parent is verified. If all later checkpoints are bad, this parent is the last good
-    state.
+    The result has the newest `keep` checkpoints, the checkpoint with the best metric, and the last verified parent. It
+    also has the newest checkpoint that shares no shard with the newest checkpoint. All quarantined checkpoints are kept
+    as evidence. A verified parent is kept until a later parent is verified. If all later checkpoints are bad, this
+    parent is the last good state.
     """
     usable = [c for c in checkpoints if c.quarantined is None and not c.is_pruned]
     kept = {checkpoint.ref.slot for checkpoint in usable[-keep:]}
@@ -46,9 +46,9 @@ def best_of(usable: Sequence[Checkpoint], best: Literal["min", "max"]) -> Checkp
 
 
 def _independent_of_newest(usable: Sequence[Checkpoint]) -> frozenset[int]:
-    """Return the newest checkpoint that shares no shard with the newest of all.
+    """Return the slot of the newest checkpoint that shares no shard with the newest of all checkpoints.
 
-    A damaged shard damages all checkpoints that use it.
+    A damaged shard damages all checkpoints that use the shard.
     """
     if not usable:
         return frozenset()
@@ -58,5 +58,5 @@ def _independent_of_newest(usable: Sequence[Checkpoint]) -> frozenset[int]:
 
 
 def slots_to_prune(checkpoints: Sequence[Checkpoint], *, kept: Collection[int]) -> tuple[int, ...]:
-    """The slots of all checkpoints that are not kept, oldest first."""
+    """Return the slots of all checkpoints to prune, the oldest checkpoint first."""
     return tuple(c.ref.slot for c in checkpoints if c.ref.slot not in kept and not c.is_pruned)

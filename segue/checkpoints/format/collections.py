@@ -42,9 +42,10 @@ _NUMBERS = "biufc"
 
 
 def loaded_type(module: str, name: str) -> Any:
-    """Return a type of a module for `isinstance`; () if the module is not loaded.
+    """Return a type of a module for `isinstance`. The result is () if the module is not loaded.
 
-    The result is also () if an import in another thread has not defined the type yet. No value can have it then.
+    The result is also () while an import in another thread has not yet defined the type. No value of the type exists
+    then.
     """
     return getattr(sys.modules.get(module), name, ())
 
@@ -60,7 +61,7 @@ def is_table(value: Any) -> bool:
 
 
 def is_key(value: Any) -> bool:
-    """Whether a dict with this key can be stored. The key is neither text nor a number."""
+    """Whether a checkpoint can store a dict with this key, which is neither text nor a number."""
     if isinstance(value, (tuple, frozenset)):
         return type(value) in (tuple, frozenset) and all(
             isinstance(it, (str, int, float)) or is_key(it) for it in value
@@ -167,7 +168,7 @@ def _decode_index(value: Json, *, decode: Callable[[Json], Any]) -> Any:
 
 
 def _encode_column(column: Any, *, path: str, encode: Encode) -> Json:
-    """Encode a column or the row labels as the type, and the values as an array or a list."""
+    """Encode a column, or the row labels. The result has the type, and the values as an array or a list."""
     dtype = column.dtype
     if isinstance(dtype, np.dtype) and dtype.kind in _NUMBERS:
         return [dtype.str, encode(np.array(column.to_numpy()), path=path)]

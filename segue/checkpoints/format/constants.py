@@ -122,6 +122,6 @@ _WAYS: dict[type, tuple[str, Callable[[Any], Json], Callable[[Json], Any]]] = {
     torch.dtype: ("dtype", str, _to_type_of_torch),
     torch.device: ("device", str, torch.device),
 }
-"""For each class, its name in a checkpoint, and the functions to JSON and from JSON."""
+"""Maps each class to its name in a checkpoint, and to the functions that convert it to JSON and from JSON."""
 _FROM_JSON = {name: from_json for name, _, from_json in _WAYS.values()}
 CONSTANTS: tuple[type, ...] = tuple(_WAYS)

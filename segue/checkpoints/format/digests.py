@@ -37,8 +37,8 @@ def hash_bytes(data: bytes | memoryview) -> str:
 def digests_of(skeletons: Mapping[str, bytes], tensors: Mapping[str, TensorDigest]) -> Digests:
     """Return the digests of the components.
 
-    Each digest covers the skeleton (JSON) and the digests of the component's tensors. The order of the items of a
-    mapping is ignored, because an order that comes from a set differs between processes.
+    Each digest covers the component's skeleton (JSON) and the digests of the component's tensors. The order of the
+    items in a mapping does not change the digest, because an order that comes from a set differs between processes.
     """
     hashers = {name: xxhash.xxh3_128(_in_one_order(skeleton)) for name, skeleton in skeletons.items()}
     for name, owner in owners(tensors, skeletons):
@@ -72,7 +72,10 @@ def _sorted(tree: Any) -> Any:
 
 
 def owners(tensor_names: Iterable[str], components: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Return each tensor name with its component (the longest name that is a prefix of the path), sorted by tensor."""
+    """Return each tensor name with the name of its component, sorted by tensor name.
+
+    The component of a tensor is the component with the longest name that is a prefix of the tensor's name.
+    """
     longest_first = sorted(components, key=len, reverse=True)
     for name in sorted(tensor_names):
         yield name, next(c for c in longest_first if name == c or name.startswith(f"{c}."))

@@ -66,7 +66,7 @@ def slice_of(name: str, tensor: DTensor) -> TensorSlice:
 
 
 def is_first_holder(tensor: DTensor) -> bool:
-    """Whether this rank is the first of the ranks with the same slice. The result is False for an empty slice."""
+    """Whether this rank is the first of the ranks that hold the same slice. The result is False for an empty slice."""
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None or (tensor.to_local().numel() == 0 and tensor.numel() > 0):
         return False
@@ -86,7 +86,7 @@ class PartlyRead(NamedTuple):
 def partly_read(
     shape: tuple[int, ...], dtype: torch.dtype, slices: Mapping[tuple[int, ...], torch.Tensor]
 ) -> torch.Tensor:
-    """Return a tensor of which only these slices were read.
+    """Return a tensor of this shape, of which only the given slices were read.
 
     The tensor is on the meta device, so that it cannot be read by mistake.
     """
@@ -125,9 +125,7 @@ def view_of_slice(tensor: torch.Tensor, tensor_slice: TensorSlice, shape: tuple[
 
 
 def placed_like(tensor: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """Return a whole tensor, sharded over the ranks like `live`.
-
-    If `live` is not sharded, the tensor is returned unchanged.
+    """Shard a whole tensor over the ranks like `live`. If `live` is not sharded, return the tensor unchanged.
 
     Raises:
         SliceNotReadError: the slice of this rank was not read.
@@ -149,7 +147,7 @@ def placed_like(tensor: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
 
 
 class _Place(NamedTuple):
-    """The place of a slice in its tensor."""
+    """The position of a slice in its tensor."""
 
     whole: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -158,7 +156,7 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class OwnSlices:
-    """The places of the slices of this rank. The state of an optimizer is sharded like its parameters."""
+    """The positions of the slices of this rank. An optimizer's state is sharded like the optimizer's parameters."""
 
     places: frozenset[_Place]
 
@@ -178,7 +176,7 @@ class OwnSlices:
     def others(self, slices: Mapping[str, TensorSlice], shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
         """Return the names of the stored slices that only other ranks need.
 
-        The result is empty if the state was sharded in another way.
+        The result is empty if the stored state was sharded in another way than the parameters.
         """
         stored = {name: _Place(each.shape, each.offsets, shapes[name]) for name, each in slices.items()}
         if not self.places <= set(stored.values()):

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """A block without automatic garbage collection.
+    """A context manager that disables automatic garbage collection in its block.
 
-    Garbage collection would visit all objects of the program many times.
+    Otherwise the garbage collector would visit all objects of the program many times.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,6 +1,8 @@
-"""Defines the index of a checkpoint: the skeletons, and the type, shape and place of each tensor. The base of an
-incremental save is a part of the index of a committed checkpoint. Others may have written the objects of a store, so
-this module also has the rules for parsing them.
+"""Defines the index of a checkpoint: the skeletons, and the type, shape and shard file of each tensor.
+
+The module also defines the base of an incremental save, which is a part of the index of a committed checkpoint.
+Untrusted parties may have written the objects of a store. The module therefore contains the rules for parsing objects
+of a store.
 
 The module does not import torch.
 """
@@ -28,12 +30,12 @@ class Index:
     homes: dict[str, Shard] = field(default_factory=dict)
     """The shard file of each tensor."""
     slices: dict[str, TensorSlice] = field(default_factory=dict)
-    """For each stored tensor that is a slice, its place in the larger tensor."""
+    """For each stored tensor that is a slice: the position of the slice in the larger tensor."""
 
     def add(self, data: bytes, *, key: str, shard_files: Mapping[str, Shard]) -> None:
         """Add the index of one rank.
 
-        If two ranks have a skeleton of the same name, the skeleton that was added first is kept.
+        If two ranks have a skeleton of the same name, the index keeps the skeleton that was added first.
 
         Raises:
             MalformedCheckpointError: the data is not an index. The message contains the key.
@@ -90,7 +92,7 @@ class Base:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The base from the data of `to_json`, without checks."""
+        """Return the base from the data of `to_json`, without checking the data."""
         shards = [Shard.from_json(shard) for shard in data["shards"]]
         rows = data["tensors"].items()
         return cls(
@@ -105,10 +107,11 @@ _MOST_SHOWN = 200
 
 @contextmanager
 def untrusted(key: str, *, what: str = "it") -> Iterator[None]:
-    """A block that only parses. Any exception in the block is reported as damage of the object `key`.
+    """A context manager whose block only parses. Any exception in the block is reported as damage of the object `key`.
 
-    All exceptions are caught, because forged data may raise exceptions that no list contains, and one such exception
-    would end every resume of the run. Errors of this machine (memory, files) are not damage and are passed on.
+    The context manager catches all exceptions, because forged data may raise an unexpected exception. An uncaught
+    exception would end every resume of the run. Errors of this machine (memory, files) are not damage, so they are
+    raised unchanged.
 
     Raises:
         MalformedCheckpointError: the object cannot be parsed.
@@ -123,7 +126,7 @@ def untrusted(key: str, *, what: str = "it") -> Iterator[None]:
 
 
 def refuse_deep(tree: Any) -> None:
-    """Check that a JSON tree has at most the levels of a save. A deeper tree would exceed the recursion limit.
+    """Check that a JSON tree has no more levels than a save may have. A deeper tree would exceed the recursion limit.
 
     Raises:
         ValueError: the tree has more levels than a save may have.

@@ -1,9 +1,9 @@
 """Defines the layout of a shard file.
 
-The layout is that of safetensors, with the same bytes in memory, on disk and in a bucket. A shard file has the format
-of safetensors: an 8-byte length, a JSON header, then the tensors without gaps. The header is padded so that the tensors
-begin at a memory page. The same bytes can therefore be filled by plain copies, written with O_DIRECT, uploaded in
-chunks and read back in chunks. This module does not import torch.
+A shard file has the format of safetensors: an 8-byte length, a JSON header, then the tensors without gaps. The header
+is padded so that the tensors begin at a memory page. The bytes are the same in memory, on disk and in a bucket. A shard
+file can therefore be filled by plain copies, written with O_DIRECT, and uploaded and read in chunks. This module does
+not import torch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ MAX_HEADER_BYTES = 100_000_000
 """Largest header in bytes that the safetensors library reads."""
 MOST_TENSORS = 1_000_000
 MOST_LEVELS = 100
-"""Maximum number of levels of the tree of a component.
+"""Maximum number of levels in the state tree of a component.
 
-The limit is needed because the tree is read by recursion. The JSON of the tree has at most three times as many levels.
+The code reads the tree by recursion, so the number of levels needs a limit. The JSON of the tree has at most three
+times as many levels.
 """
 
 DTYPES: Mapping[str, tuple[str, int]] = {
@@ -75,9 +76,7 @@ class Placed(NamedTuple):
 
 
 class TensorSlice(NamedTuple):
-    """The place of a slice in a larger tensor: the name and the shape of the larger tensor, and the offsets of the
-    slice.
-    """
+    """The position of a slice in a larger tensor: the larger tensor's name and shape, and the offsets of the slice."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -93,9 +92,9 @@ class ShardLayout:
     placed: Mapping[str, Placed]
     size_bytes: int
     slices: Mapping[str, TensorSlice] = field(default_factory=dict)
-    """For each tensor that is a slice, its place in the larger tensor.
+    """For each tensor that is a slice: the position of the slice in the larger tensor.
 
-    The places are stored in the index, not in the shard file.
+    The index stores these positions. The shard file does not contain them.
     """
 
 
@@ -104,10 +103,10 @@ class MalformedShardError(ValueError):
 
 
 def layout_of(specs: Mapping[str, TensorSpec]) -> ShardLayout:
-    """Place tensors one after the other, tensors with wide elements first.
+    """Return a layout in which the tensors follow each other, starting with the tensors of the widest elements.
 
-    Each tensor is therefore aligned to its element size. Tensors of the same element size keep the given order, which
-    is usually their order in memory.
+    This order aligns each tensor to its element size. Tensors of equal element size keep the given order, which is
+    usually their order in memory.
 
     Raises:
         StateTooLargeError: a shard file with this layout could not be read back.
@@ -130,8 +129,9 @@ def layout_of(specs: Mapping[str, TensorSpec]) -> ShardLayout:
 
 
 def head_bytes(shard_file: memoryview) -> int:
-    """Return the total size in bytes of the length field and the header, from the first `LENGTH_BYTES` bytes of a shard
-    file.
+    """Return the size in bytes of the length field plus the header of a shard file.
+
+    The size is read from the first `LENGTH_BYTES` bytes.
 
     Raises:
         MalformedShardError: the file is shorter than the size of the length field and the header.
@@ -145,7 +145,7 @@ def head_bytes(shard_file: memoryview) -> int:
 def read_layout(shard_file: memoryview) -> ShardLayout:
     """Return the layout in the header of a shard file, after a check that the tensors neither overlap nor leave gaps.
 
-    Only the first `head_bytes` bytes are read.
+    The function reads only the first `head_bytes` bytes.
 
     Raises:
         MalformedShardError: the file is not a valid safetensors file.

@@ -1,7 +1,7 @@
-"""Defines limits for a manifest.
+"""Defines limits for the numbers in a manifest.
 
-A manifest comes from storage that others may write, and is read before it is verified. Saves obey the same limits as
-reads.
+Untrusted parties may write to the storage, and segue reads a manifest before segue verifies it. Saves and reads obey
+the same limits.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ def refuse_larger_than_memory(shard: Shard) -> None:
     """Check that a shard, whose size was verified, fits into the memory of this machine.
 
     Raises:
-        MachineTooSmallError: the shard does not fit into the memory. A checkpoint that does not fit is not damaged, so
-            it is not quarantined.
+        MachineTooSmallError: the shard does not fit into the memory. The checkpoint is not damaged, so it is not
+            quarantined.
     """
     refuse_more_than(_machine_bytes(), shard.size_bytes, key=shard.key)
 
 
 def refuse_more_than(memory_bytes: int | None, needed_bytes: int, *, key: str) -> None:
-    """Check, before the read, that the needed bytes fit into the memory limit. None means no limit.
+    """Check, before the read, that the needed bytes fit into the memory. A `memory_bytes` of None sets no extra limit.
 
-    Without this check, the kernel would kill the process in each attempt, and the reason would not be reported.
+    Without this check, the kernel would kill the process in each attempt, and no report would name the reason.
 
     Raises:
         MachineTooSmallError: the bytes do not fit into the memory limit.

@@ -25,7 +25,7 @@ def leads_out(path: str) -> bool:
 
 
 def slice_name(tensor_slice: TensorSlice) -> str:
-    """The name under which a slice is stored, unique among all slices of a state."""
+    """Return the name under which a slice is stored. The name is unique among all slices of a state."""
     return f"{tensor_slice.tensor}{_SEPARATOR}{','.join(map(str, tensor_slice.offsets))}"
 
 
@@ -35,7 +35,7 @@ def of_rank(component: str, rank: int) -> str:
 
 
 def is_of_rank(name: str, rank: int) -> bool:
-    """Whether a tensor belongs to a component of this rank alone. The result is False for rank 0."""
+    """Whether a tensor belongs to a component that only this rank has. The result is False for rank 0."""
     if not rank:
         return False
     _, separator, rest = name.partition(f"{_SEPARATOR}{rank}")
@@ -43,9 +43,9 @@ def is_of_rank(name: str, rank: int) -> bool:
 
 
 def rank_of(component: str, components: Collection[str]) -> int | None:
-    """Return the rank of a component, found from the names of all components of a state.
+    """Return the rank to which a component belongs. Return None if all ranks share the component.
 
-    None means that all ranks share the component.
+    The rank follows from the names of all components of the state.
     """
     found = _OF_RANK.search(component)
     if found is not None:

@@ -21,13 +21,14 @@ from segue.checkpoints.format.state_tree import Json, encode_tree
 class Snapshot:
     """State as plain data.
 
-    `tensors` are contiguous and on the CPU, except if `take` was called with `to_host=False`.
+    The tensors are contiguous and on the CPU. If `take` was called with `to_host=False`, they may be on an accelerator.
     """
 
     skeletons: dict[str, Json]
     tensors: dict[str, torch.Tensor]
     slices: dict[str, TensorSlice] = field(default_factory=dict)
-    """For each tensor that is a slice, its place in the larger tensor. Other ranks have the other slices."""
+    """For each tensor that is a slice: the position of the slice in the larger tensor. Other ranks have other
+    slices."""
 
     @property
     def size_bytes(self) -> int:
@@ -59,7 +60,7 @@ def take(components: Mapping[str, Any], *, copy: bool = True, to_host: bool = Tr
 
 
 def digest(snapshot: Snapshot) -> Digests:
-    """The digests of all tensors and of all whole components."""
+    """Return the digests of all tensors and of all components."""
     tensors = {
         name: TensorDigest(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), hash_bytes(raw_bytes(tensor)))
         for name, tensor in snapshot.tensors.items()
@@ -68,12 +69,12 @@ def digest(snapshot: Snapshot) -> Digests:
 
 
 def as_json(skeletons: Mapping[str, Json]) -> dict[str, bytes]:
-    """The skeleton of each component as JSON bytes, as it is stored and hashed."""
+    """Return the skeleton of each component as JSON bytes, in the form that is stored and hashed."""
     return {name: json.dumps(skeleton).encode() for name, skeleton in skeletons.items()}
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, without a copy."""
+    """Return the bytes of a contiguous CPU tensor, without a copy."""
     flat = tensor.detach().reshape(-1)
     # A single element counts as contiguous with any stride, but viewing its bytes needs a stride of one.
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data

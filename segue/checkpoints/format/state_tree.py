@@ -1,6 +1,6 @@
 """Converts state trees to tensors plus JSON and back, without pickle.
 
-If an object cannot be stored, it is refused, and the error has the object's path.
+If the state contains an object that cannot be stored, the encoder raises an error with the path of the object.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Json = Any
 
 _STORABLE = frozenset(getattr(torch, name) for name in DTYPES)
 _TAG = "$"
-"""First character of the key of an encoded value.
+"""First character of the tag of an encoded value.
 
-If a user's dict has a key with this first character, the dict is stored as pairs instead.
+If a key of a user's dict has this first character, the encoder stores the dict as pairs of key and value.
 """
 
 _FIX = "give the object a state_dict() that returns the inner tensors, or the values as one plain tensor"
@@ -57,7 +57,7 @@ _layout_of = operator.attrgetter("layout")
 def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor], level: int = 0) -> Json:
     """Return the JSON skeleton of a state tree. The tensors are added to `tensors` under their paths.
 
-    The tensors are not copied. `level` is the depth of this part in the whole tree.
+    The tensors are not copied. `level` is the depth of `tree` in the whole state tree.
 
     Raises:
         UnsupportedStateError: a value cannot be stored or is nested too deeply. The message has the path of the value.
@@ -132,7 +132,7 @@ def is_storable(tensor: torch.Tensor) -> bool:
 def is_made_of_others(tensor: torch.Tensor) -> bool:
     """Whether the tensor wraps other tensors, from which its class computes the values.
 
-    A quantized weight is an example. If the tensor is sharded, its slice is tested.
+    An example is a quantized weight. The result is False for a sharded tensor.
     """
     return hasattr(type(tensor), "__tensor_flatten__") and type(tensor) not in sharded_types()
 

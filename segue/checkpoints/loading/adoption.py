@@ -23,16 +23,16 @@ log = logging.getLogger(__name__)
 
 _GONE: Final = "gone"
 _READS = 4
-"""A part that does not verify is read this number of times."""
+"""Number of reads after which a damaged part of a prepared commit counts as damaged for good."""
 _PREPARED = re.compile(r"[^/]+/attempts/[^/]+/step-([0-9]+)/rank-([0-9]+)\.commit\.json")
 
 
 def adopt_last_save(runlog: RunLog, *, epoch: int) -> CheckpointRef | None:
-    """Commit the newest complete save of earlier attempts that is newer than all commits.
+    """Commit the newest complete save that an earlier attempt wrote but did not commit.
 
-    Return None if there is no such save. The commit is recorded for the attempt that wrote the save. The claim of
-    `epoch` has fenced this earlier attempt. The bytes are verified later, when the checkpoint is read. If this process
-    crashes, a later attempt adopts the save.
+    Return None if no complete save is newer than all commits. The commit is recorded for the attempt that wrote the
+    save. The claim of `epoch` has fenced that attempt. A later read of the checkpoint verifies the bytes. If this
+    process crashes, a later attempt adopts the save.
 
     Raises:
         FencedError: a newer claim exists.
@@ -56,10 +56,7 @@ def adopt_last_save(runlog: RunLog, *, epoch: int) -> CheckpointRef | None:
 
 
 def _candidates(history: History, *, epoch: int) -> Iterator[Attempt]:
-    """Return the attempts that may have such a save, the newest attempt first.
-
-    These are all attempts since the newest commit.
-    """
+    """Return the attempts that may have a save after the newest commit, the newest attempt first."""
     committed_by = history.attempt_named(history.checkpoints[-1].ref.attempt_id) if history.checkpoints else None
     since = committed_by.claim.epoch if committed_by is not None else 0
     for attempt in reversed(history.attempts):
@@ -72,8 +69,9 @@ def _candidates(history: History, *, epoch: int) -> Iterator[Attempt]:
 
 
 def _newest_complete(runlog: RunLog, attempt: Attempt, history: History) -> Manifest | None:
-    """Return the manifest of the newest save of an attempt that all ranks completed, if the save is newer than all
-    commits.
+    """Return the manifest of the newest save of an attempt that all ranks completed.
+
+    Return None if the save is not newer than all commits.
     """
     attempt_id = attempt.claim.attempt_id
     saves: dict[int, dict[int, str]] = {}
@@ -96,7 +94,7 @@ def _newest_complete(runlog: RunLog, attempt: Attempt, history: History) -> Mani
 def _manifest_of(store: Store, by_rank: Mapping[int, str]) -> Manifest | None:
     """Return the manifest of a complete save.
 
-    Return None if the part of a rank is missing, damaged or of another state.
+    Return None if the part of a rank is missing or damaged, or if the parts belong to different states.
     """
     read = {rank: _prepared(store, by_rank[rank]) for rank in sorted(by_rank)}
     found = [part for part in read.values() if isinstance(part, PreparedCommit)]
@@ -140,7 +138,7 @@ def _commit(runlog: RunLog, attempt: Attempt, manifest: Manifest, *, epoch: int)
 
 
 def _corrected(stamp: Stamp, report: SegmentReport, ref: CheckpointRef, *, epoch: int) -> Entry:
-    """Return the attempt's report, corrected for this commit. The commit was not known when the report was written."""
+    """Return the attempt's report with this commit added. The attempt wrote its report before the commit."""
     to_step = max(report.to_step, ref.step)
     changes = {"checkpoint": ref, "to_step": to_step, "lost_steps": to_step - ref.step}
     return ReportEntry.model_validate(stamp(epoch=epoch) | {"report": report.model_copy(update=changes)})

@@ -1,7 +1,7 @@
-"""Computes digests of a live state.
+"""Computes digests of the live state.
 
-Tensors on an accelerator are copied in parts through small locked buffers and hashed. A resume compares its state with
-the commit twice. The host never has a copy of the whole state.
+A resume compares its state with the commit twice. Tensors on an accelerator are copied to the host in parts, through
+small page-locked buffers, and hashed. The host therefore never holds a copy of the whole state.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from segue.checkpoints.saving.gathering import Pair
 
 _BUFFER_BYTES = 16 * 2**20
 _THREADS = 4
-"""Number of threads that hash.
+"""Number of threads that compute hashes.
 
-Each thread has two buffers. One buffer is filled while the other buffer is hashed, at 10 to 20 GB/s.
+Each thread has two buffers. The accelerator fills one buffer while the thread hashes the other, at 10 to 20 GB/s.
 """
 _SHOWN_VALUES, _SHOWN_TENSORS = 64, 64
 
@@ -31,7 +31,7 @@ _SHOWN_VALUES, _SHOWN_TENSORS = 64, 64
 def digest(
     live: Snapshot, *, accelerator: Accelerator | None = None, known: Mapping[str, TensorDigest] | None = None
 ) -> Digests:
-    """Return digests of all tensors and of all whole components. For tensors in `known`, the given digests are used."""
+    """Return the digests of all tensors and all components. The function does not compute the digests in `known`."""
     device, found = accelerator or TorchAccelerator(), dict(known or {})
     asked = {name: tensor.detach() for name, tensor in live.tensors.items() if name not in found}
     there = {name: tensor for name, tensor in asked.items() if device.has(tensor) and tensor.nbytes}
@@ -126,7 +126,7 @@ def _batches(tensors: Mapping[str, torch.Tensor]) -> Iterator[_Batch]:
 
 
 def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Return the parts of a tensor in order. The tensor is made contiguous first, and each part fits into a buffer."""
+    """Return the parts of a tensor in order. Each part is contiguous and fits into a buffer."""
     if tensor.nbytes <= _BUFFER_BYTES:
         return (tensor,)
     flat = tensor.contiguous().view(-1)
@@ -147,12 +147,12 @@ def _locked_buffers(beside: torch.Tensor, accelerator: Accelerator) -> Iterator[
 
 @dataclass(frozen=True)
 class Looks:
-    """A few values of tensors on an accelerator. With these values, later changes of the tensors are detected."""
+    """A few recorded values of tensors on an accelerator, to detect later changes of the tensors."""
 
     versions: Mapping[str, tuple[int, int]]
     """The address and version of each tensor."""
     names: tuple[str, ...]
-    """Names of the largest tensors. For these tensors, a few values were kept."""
+    """Names of the largest tensors. `values` contains a few values of each of these tensors."""
     values: tuple[torch.Tensor, ...]
 
     @classmethod
@@ -163,7 +163,7 @@ class Looks:
         return cls(versions, names, tuple(_shown(tensors[name]) for name in names))
 
     def finds_same(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether these are the same tensors, and their addresses, versions and kept values have not changed."""
+        """Whether the names, addresses, versions and recorded values of these tensors have not changed."""
         now = {name: (tensor.data_ptr(), tensor._version) for name, tensor in tensors.items()}
         if now != self.versions:
             return False

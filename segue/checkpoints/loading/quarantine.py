@@ -28,12 +28,12 @@ def quarantine(runlog: RunLog, *, checkpoint: Checkpoint, reason: str, epoch: in
 
 
 def give_up_record(runlog: RunLog, *, slot: int, reason: str, epoch: int) -> None:
-    """Record that an unreadable record is given up.
+    """Record that segue no longer tries to read an unreadable record of the run's log.
 
     If the unreadable record was a commit, the checkpoint of this commit stays quarantined for good.
 
     Raises:
-        The same errors as for `quarantine`.
+        All errors that `quarantine` raises.
     """
     facts = {"slot": slot, "reason": f"{keys.log_key(runlog.run_id, slot)}: {reason}"}
     runlog.append(lambda stamp: QuarantineEntry.model_validate(stamp(epoch=epoch) | facts), epoch=epoch)
@@ -43,7 +43,7 @@ def give_up_by_name(runlog: RunLog, slot: int) -> str:
     """Give up a record at the request of a person. Return the reason why the record cannot be read.
 
     Raises:
-        NoLostRecordError: the record can be read, or was given up before, or does not exist.
+        NoLostRecordError: the record can be read, was given up before, or does not exist.
         StoreWriteError, StoreReadError: the store could not be used. It is safe to call the function again.
     """
     unread = {damage.slot: damage.why for damage in read_history(runlog.reload()).unread}

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 _READERS = 4
 _READS = 4
-"""A chunk that does not verify counts as damaged after this number of reads."""
+"""Number of reads after which a chunk with a wrong checksum or hash counts as damaged."""
 _WORTH_KEEPING_SHARE = 0.9
 
 _Found = TypeVar("_Found")
@@ -59,7 +59,7 @@ class Stored:
     digests: Digests
     base: Base
     slices: Mapping[str, TensorSlice] = field(default_factory=dict)
-    """For each tensor that is a slice of a larger tensor, the place of the slice in the larger tensor."""
+    """For each tensor that is a slice: the position of the slice in the larger tensor."""
     unread: Mapping[str, TensorDigest] = field(default_factory=dict)
     """The slices that only other ranks read, by name."""
 
@@ -68,7 +68,7 @@ class Selection(Protocol):
     """The part of a checkpoint that one rank of several ranks needs."""
 
     def others(self, slices: Mapping[str, TensorSlice], shapes: Mapping[str, tuple[int, ...]]) -> Collection[str]:
-        """The names of the stored slices that only other ranks need."""
+        """Return the names of the stored slices that only other ranks need."""
 
 
 @paused_collector()
@@ -82,14 +82,13 @@ def read_stored(
 ) -> Stored:
     """Return the verified state of a manifest. The state is read from the first store in `tiers` that has a valid copy.
 
-    If `own` is given, chunks that contain only slices of other ranks are neither read nor verified, because each rank
-    reads its own slices. The bytes to be read must then fit into `memory_bytes`. If `memory_bytes` is None, there is no
-    limit.
+    If `own` is given, this rank skips the chunks that contain only slices of other ranks. The bytes that it reads must
+    then fit into `memory_bytes`. A `memory_bytes` of None sets no extra limit.
 
     Raises:
         MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: the checkpoint cannot be
             used. The message gives the reason.
-        StoreReadError: the store could not be read. It is therefore not known whether the checkpoint is good.
+        StoreReadError: the store could not be read. The checkpoint may or may not be damaged.
         MachineTooSmallError: the bytes do not fit into the memory. Only the index was read.
     """
     shard_files = _shard_files(manifest)
@@ -122,7 +121,7 @@ def read_stored(
 
 
 def read_index(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> Index:
-    """Return the index of the checkpoint of a manifest: skeletons, and the place of each tensor.
+    """Return the index of a manifest's checkpoint: the skeletons, and the shard file of each tensor.
 
     The tensors themselves are not read.
 
@@ -182,8 +181,9 @@ class _Arriving:
 
 
 def _placed(arriving: _Arriving, *, unread: Collection[str]) -> Mapping[str, Placed]:
-    """Return the positions of the tensors of a shard file, from the header of the file, while the needed bytes are
-    being read.
+    """Return the position of each tensor in a shard file, from the header of the file.
+
+    The function requests the bytes of all tensors that are not in `unread`.
     """
     if not unread:
         arriving.ask_for(0, arriving.shard.size_bytes)

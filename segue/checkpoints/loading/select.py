@@ -1,4 +1,4 @@
-"""Selects the newest checkpoint that verifies. A damaged checkpoint is quarantined and never deleted."""
+"""Selects the newest checkpoint that verifies. A damaged checkpoint is quarantined, and is never deleted."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Restorable:
     digests: Digests
     """Digests of the committed state."""
     base: Base
-    """The tensors that an incremental save may refer to."""
+    """The tensors to which an incremental save may refer."""
 
 
 class Readers(Protocol):
-    """The group of ranks that restore together."""
+    """The ranks that restore together."""
 
     @property
     def is_leader(self) -> bool: ...
 
     def first_of(self, text: str) -> str:
-        """Return the first non-empty text in the order of the ranks. All ranks must call this method."""
+        """Return the first non-empty text of all ranks, in the order of the ranks. All ranks must call this method."""
         ...
 
 
@@ -60,22 +60,22 @@ def newest_valid(
     own: Selection | None = None,
     memory_bytes: int | None = None,
 ) -> Restorable | None:
-    """Return the newest checkpoint of the run that verifies, read as a whole. Return None if no checkpoint verifies.
+    """Return the newest checkpoint of the run whose bytes all verify. Return None if no checkpoint verifies.
 
     If an earlier attempt completed a save but did not commit it, the function first commits this save. If `at_most` is
-    given, no save is committed, and checkpoints that were committed after `at_most` are skipped. The stores in `fast`
-    are read first. A copy in these stores is used if it matches the committed bytes.
+    given, the function commits no save and skips checkpoints that were committed after `at_most`. It reads the stores
+    in `fast` first, and uses a copy there if the copy matches the committed bytes.
 
-    A quarantine record is written for every checkpoint that does not verify, and for every slot of the log that cannot
-    be read. The record is written before the next checkpoint is tried. All ranks use the same checkpoint. It is the
-    newest checkpoint that all ranks could read. If `own` is given, each rank reads only the part of the checkpoint that
-    it needs. `memory_bytes` is the memory limit of this process in bytes. None means no limit.
+    The function writes a quarantine record for every damaged checkpoint before it tries the next checkpoint. It also
+    writes a quarantine record for every slot of the log that cannot be read. All ranks use the newest checkpoint that
+    all ranks could read. If `own` is given, each rank reads only the part of the checkpoint that it needs.
+    `memory_bytes` is the memory limit of this process in bytes. None means no limit.
 
     Raises:
         FencedError: a newer claim exists.
         StoreReadError: the store could not be read. It is safe to call the function again.
-        NothingTrustedError, LostRecordError: the log is signed, and either no checkpoint is usable or a record cannot
-            be read.
+        NothingTrustedError: the log is signed, and no checkpoint is usable.
+        LostRecordError: the log is signed, and a record cannot be read.
         MachineTooSmallError: the memory of this machine or its container is too small for the newest checkpoint.
     """
     leads = readers is None or readers.is_leader
@@ -140,9 +140,8 @@ def _read(
 
 
 def _name_damaged_slots(runlog: RunLog, *, epoch: int) -> None:
-    """Give up each record that could not be read in any way, because pruning and adoption need to know the unreadable
-    records.
-    """
+    """Write a quarantine record for each record that cannot be read. Pruning and adoption need these quarantine
+    records."""
     history = read_history(runlog)
     require_whole(runlog, history)
     for damage in history.unread:

@@ -1,6 +1,6 @@
 """Reads stored checkpoints as snapshots, and computes the digests that the live state of one rank must have.
 
-Whole tensors are assembled from the slices that several ranks stored.
+A tensor that several ranks stored in slices is assembled to a whole tensor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def read_checkpoint(store: Store, *, run_id: str, manifest: Manifest, fast: Stor
     Raises:
         MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: the checkpoint cannot be
             used. The message gives the reason.
-        StoreReadError: the store could not be read. It is therefore not known whether the checkpoint is good.
+        StoreReadError: the store could not be read. The checkpoint may or may not be damaged.
     """
     tiers = [store] if fast is None else [fast, store]
     return snapshot_of(read_stored(tiers, run_id=run_id, manifest=manifest))
@@ -69,7 +69,7 @@ def _tensors_of(stored: Stored) -> dict[str, torch.Tensor]:
 
 
 def committed_as(live: Snapshot, stored: Snapshot) -> Digests:
-    """Return the digests that the live state of this rank must have, from a checkpoint of any number of ranks."""
+    """Return the digests that the live state of this rank must have. Any number of ranks may have stored the state."""
     # Each rank compares its own state. If the number of ranks changed, some ranks have no streams in the checkpoint.
     names = [
         name
@@ -97,15 +97,15 @@ def committed_as(live: Snapshot, stored: Snapshot) -> Digests:
 
 
 _MOST_SLICES = 1024
-"""Maximum number of slices of a tensor. No run has more ranks than this."""
+"""Maximum number of slices of a tensor. No run has more ranks than this number."""
 
 _Stored = tuple[TensorSlice, torch.Tensor]
 
 
 def whole_tensors(tensors: Mapping[str, torch.Tensor], slices: Mapping[str, TensorSlice]) -> dict[str, torch.Tensor]:
-    """Return the tensors by their names in the state. Tensors that were stored as slices are assembled.
+    """Return all tensors by their names in the state, and assemble the tensors that were stored as slices.
 
-    If a slice is on the meta device, it was not read. The result then contains only the other slices of the tensor.
+    A slice on the meta device was not read. The result then contains only the other slices of the tensor.
 
     Raises:
         MalformedCheckpointError: the slices of a tensor overlap, or do not cover the tensor.

@@ -1,4 +1,4 @@
-"""The background writer writes staged states, commits, prunes and seals. It does one job after the other."""
+"""Writes staged states, commits, prunes and seals in a background thread, one job after the other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Pruning(Protocol):
     """Deletes the checkpoints that retention no longer keeps (`checkpoints.pruning.Pruner`)."""
 
     def prune(self, runlog: RunLog) -> None:
-        """Delete checkpoints. The method is called after each commit.
+        """Delete checkpoints. The writer calls this method after each commit.
 
         Raises:
             FencedError: a newer claim exists.
@@ -42,15 +42,15 @@ class Pruning(Protocol):
         ...
 
     def drop_earlier_tries(self, runlog: RunLog, commit: CheckpointRef) -> None:
-        """Delete the files of earlier tries.
+        """Delete the files of earlier tries of a save.
 
-        The method is called after the commit of a repeated save. The method raises no store errors.
+        The writer calls this method after the commit of a repeated save. The method raises no store errors.
         """
         ...
 
 
 class IncrementalBase:
-    """The save to whose unchanged tensors the next save may refer. Every `full_every`-th save stores all tensors."""
+    """The save whose tensors the next save may refer to. Every `full_every`-th save stores all tensors."""
 
     def __init__(self, step: int | None = None, *, full_every: int = 1) -> None:
         self.step, self._full_every = step, full_every
@@ -74,7 +74,7 @@ class Committed:
 class Writer:
     """A thread that runs the jobs in order.
 
-    While a store fails, the writer tries again without limit and training continues.
+    If a store fails, the writer tries again without limit while training continues.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Writer:
         release: Callable[[Staged], None],
         clock: Clock,
     ) -> None:
-        """`release` is called with each staged state when the bytes of the state are no longer needed."""
+        """The writer calls `release` with each staged state whose bytes are no longer needed."""
         self._runlog, self._author, self._shards, self._base = runlog, author, shards, base
         self._pruner, self._release, self._clock = pruner, release, clock
         self._jobs: queue.Queue[SaveJob | SealJob | None] = queue.Queue()
@@ -103,7 +103,7 @@ class Writer:
         """The newest commit of this attempt, with the time and the size of the commit."""
         self._failure: Exception | None = None
         self.trouble: str | None = None
-        """The reason why a save is being tried again. The value None means that no save failed."""
+        """The reason why the writer tries a save again. The value None means that no save failed."""
         self._thread = threading.Thread(target=self._work, name="segue-writer", daemon=True)
         self._thread.start()
 
@@ -139,7 +139,7 @@ class Writer:
         """Block until all jobs are done. Return False if the timeout ended first.
 
         Raises:
-            FencedError: a newer claim exists. This attempt therefore cannot commit any more.
+            FencedError: a newer claim exists. This attempt therefore can no longer commit.
         """
         with self._idle:
             done = self._idle.wait_for(lambda: self._pending == 0 or self._failure is not None, timeout_seconds)
@@ -158,7 +158,7 @@ class Writer:
     def close(self) -> None:
         """Stop the writer after the current job.
 
-        If the job takes too long, stop the writer during the job. Saves that are not committed are lost.
+        If the job takes too long, stop the writer during the job. Uncommitted saves are lost.
         """
         self._stopped.set()
         self._jobs.put(None)
@@ -259,7 +259,7 @@ class Writer:
         return self._written[1]
 
     def _facts(self, job: SaveJob) -> dict[str, Any]:
-        """Return the fields of the manifest that are known before the write."""
+        """Return the fields of the manifest that are known before the shards are written."""
         return {
             "step": job.step,
             "samples_seen": job.samples_seen,
@@ -311,5 +311,5 @@ class Writer:
 
 
 def _as_json(metric: float | None) -> float | str | None:
-    """Return the metric in its form for JSON records. Numbers that are not finite become text."""
+    """Return the metric in its form for JSON records. The form of a number that is not finite is text."""
     return metric if metric is None or math.isfinite(metric) else str(metric)

@@ -1,8 +1,8 @@
 """Sends messages and staging buffers between the trainer and its writer process.
 
-A message consists of two lengths, a JSON head and a body of bytes. File descriptors may be attached, for example of a
-staging buffer, which is shared memory. Pickle is not used, and no other process has access to the socket. The module
-does not import torch.
+A message consists of two lengths, a JSON head and a body of bytes. A file descriptor may be attached, for example the
+descriptor of a staging buffer, which is shared memory. Messages do not use pickle, and no other process has access to
+the socket. The module does not import torch.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _exactly(channel: socket.socket, count: int) -> bytes:
 class StagingBuffer:
     """Shared memory for one shard file, identified by a file descriptor that can be sent to another process.
 
-    The memory has no name in a file system, so it is freed when the last process that uses it ends for any reason.
+    The memory has no name in a file system. It is therefore freed when the last process that uses it ends.
     """
 
     def __init__(self, *, number: int, size_bytes: int) -> None:
@@ -87,7 +87,7 @@ class StagingBuffer:
 
     @property
     def memory(self) -> mmap.mmap:
-        """The whole memory. It is writable and begins at a memory page."""
+        """The whole memory, which is writable and begins at a memory page."""
         return self._memory
 
     def close(self) -> None:

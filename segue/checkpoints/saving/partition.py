@@ -1,6 +1,6 @@
 """Assigns tensors and slices to ranks, so that the whole state is stored once.
 
-Tensors that are equal on all ranks are assigned to ranks by size. Of a sharded tensor, each rank stores its own slice.
+Tensors that are equal on all ranks are assigned to ranks by size. Each rank stores its own slice of a sharded tensor.
 Any number of ranks can read the whole state back.
 """
 
@@ -26,20 +26,20 @@ class RankState:
     tensors: dict[str, torch.Tensor]
     skeletons: dict[str, Any]
     slices: dict[str, TensorSlice] = field(default_factory=dict)
-    """For each tensor that is a slice of a larger tensor, the place of the slice in the larger tensor."""
+    """For each tensor that is a slice of a larger tensor: the position of the slice in the larger tensor."""
     partition_hash: str = ""
     """Hash of the assignment of tensors to ranks. If two ranks have different hashes, their states do not match."""
 
 
 class Partition:
-    """Selects the part of the state that one rank stores. If there is only one rank, this is the whole state."""
+    """Selects the part of the state that one rank stores. A single rank stores the whole state."""
 
     def __init__(
         self, rank: int = 0, count: int = 1, *, is_same_everywhere: Callable[[str], bool] | None = None
     ) -> None:
         """`is_same_everywhere(name)` tells whether a tensor has equal values on all ranks.
 
-        If it does not, rank 0 stores its own values.
+        If the values of the tensor differ between ranks, rank 0 stores its own values.
         """
         self._rank, self._count = rank, count
         self._is_same_everywhere = is_same_everywhere

@@ -49,7 +49,7 @@ class RankedWriter(ShardWriter):
         there will be no checkpoint.
 
         Raises:
-            RankMismatchError: the states of the ranks do not match. The shards therefore do not form one whole state.
+            RankMismatchError: the states of the ranks differ, so the shards do not form one whole state.
         """
         step = save.step
         if self._own is None or self._own[0] != (step, staged.partition_hash):
@@ -69,7 +69,7 @@ class RankedWriter(ShardWriter):
         return merged([own, *others])
 
     def give_up(self, step: int) -> None:
-        """Report to the other ranks that this rank stores nothing for this step."""
+        """Tell the other ranks that this rank stores nothing for this step."""
         self._notes.put(_key(step, self._rank), json.dumps(None))
 
     def stop_waiting(self) -> None:
