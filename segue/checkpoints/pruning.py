@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 _MOST_TIDIED = 20
 """Number of earlier attempts whose unfinished objects are removed.
 
-The unfinished objects of older attempts were removed before.
+Earlier sweeps removed the unfinished objects of older attempts.
 """
 
 _MOST_LEFT = 100
-"""Maximum number of objects whose failed delete is tried again.
+"""Maximum number of objects whose failed deletion is tried again.
 
-The limit is needed so that a save does not wait long.
+A higher number would delay the next save.
 """
 
 _SHARD = re.compile(r"[^/]+/(attempts/([^/]+)/step-[0-9]+/[^/]+)")
@@ -35,17 +35,19 @@ _SHARD = re.compile(r"[^/]+/(attempts/([^/]+)/step-[0-9]+/[^/]+)")
 class Pruner:
     """Deletes checkpoints for one attempt.
 
-    A failed delete is tried again after later checkpoints and by the next attempt.
+    If a deletion fails, the pruner tries it again after later checkpoints. The next attempt also tries it again.
     """
 
     def __init__(self, *, epoch: int, retention: CheckpointSpec, tiers: Sequence[Store]) -> None:
         self._epoch, self._retention, self._tiers = epoch, retention, tiers
         self._has_swept = False
         self._left: set[str] = set()
-        """Names of at most `_MOST_LEFT` objects that could not be deleted. Their delete is tried again."""
+        """Names of at most `_MOST_LEFT` objects that could not be deleted. The next prune tries to delete them
+        again.
+        """
 
     def prune(self, runlog: RunLog) -> None:
-        """Delete the checkpoints that are no longer kept.
+        """Delete the checkpoints that retention no longer keeps.
 
         After the first commit, also delete objects that no record names.
 
@@ -81,7 +83,7 @@ class Pruner:
         return retention.slots_to_prune(history.checkpoints, kept=kept)
 
     def drop_earlier_tries(self, runlog: RunLog, commit: CheckpointRef) -> None:
-        """Delete the objects of earlier tries of this committed save.
+        """Delete the objects that earlier tries of this committed save left.
 
         After the commit, no attempt can adopt these objects.
         """
@@ -98,11 +100,11 @@ class Pruner:
     def _sweep(self, runlog: RunLog, history: History) -> None:
         """Delete shards of earlier attempts that no record names.
 
-        The earlier attempts are fenced and write no more records.
+        The claims of later attempts fence the earlier attempts, which therefore write no more records.
 
         Raises:
-            FencedError, UnreadRecordError: a newer claim exists or may exist, and the attempt of this claim may adopt
-                the shards.
+            FencedError, UnreadRecordError: a newer claim exists, or may exist. The attempt of this claim may adopt the
+                shards.
             StoreReadError: the log could not be read.
         """
         if history.damage:
@@ -142,9 +144,6 @@ def _names_of(checkpoint: Checkpoint) -> list[str]:
 
 
 def names_in_use(history: History, *, without: Sequence[int] = ()) -> set[str]:
-    """Return the names of all objects that checkpoints need.
-
-    Pruned checkpoints and the checkpoints in `without` do not count.
-    """
+    """Return the names of all objects that checkpoints need, without pruned checkpoints and those in `without`."""
     unpruned = (c for c in history.checkpoints if not c.is_pruned and c.ref.slot not in without)
     return {name for checkpoint in unpruned for name in _names_of(checkpoint)}

@@ -1,2 +1,1 @@
-"""The connection to Prefect. It has the requests of runs to the server, the checks of the pools, and the view of runs
-in the UI."""
+"""Connects segue to Prefect: requests to the server, checks of the pools, and the view of runs in the UI."""

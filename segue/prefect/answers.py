@@ -1,5 +1,4 @@
-"""Answers of the Prefect API that are kept for some time: those that one parent gets in the background, and those that
-all parents of a process share."""
+"""Caches answers of the Prefect API: answers for one parent, and answers that all parents of a process share."""
 
 from __future__ import annotations
 
@@ -26,10 +25,10 @@ _T = TypeVar("_T")
 
 
 class Answers(Generic[_T]):
-    """The newest answer for each subject. Each query is repeated after a period. Only one query is made at a time.
+    """The newest answer for each subject. After a period, the query is repeated in the background.
 
-    If the API refuses a query, or if the object of the query does not exist, the previous answer is kept until the next
-    query. While the API does not answer, the messenger repeats the query.
+    If the API refuses a query, or if the queried object does not exist, the previous answer is kept until the next
+    query. If the API does not answer, the messenger repeats the query.
     """
 
     def __init__(self, messenger: Messenger, *, what: str, period_seconds: float, asks_at_once: bool = True) -> None:
@@ -38,8 +37,9 @@ class Answers(Generic[_T]):
         self._known: dict[Hashable, tuple[float, _T | None]] = {}
 
     def newest(self, about: Hashable, ask: Callable[[SyncPrefectClient], _T | None]) -> _T | None:
-        """The newest answer; None before the first answer. If a new query is due, the call starts it in the
-        background."""
+        """Return the newest answer. Return None before the first answer. If a query is due, start it in the
+        background.
+        """
         now = time.monotonic()
         at, known = self._known.setdefault(about, (-math.inf if self._asks_at_once else now, None))
         if now - at > self._period_seconds:
@@ -65,10 +65,10 @@ class Answers(Generic[_T]):
 
 
 class SharedReadings(Generic[_T]):
-    """The newest reading of each subject. All threads of this process reuse this reading for a period.
+    """The newest reading of each subject. All threads of this process reuse a reading for a period.
 
-    No thread waits for another thread's reading. The thread uses the previous reading, or reads by itself if there is
-    no previous reading. A failed reading is not kept.
+    No thread waits for the reading of another thread. Instead, it uses the previous reading, or reads by itself if
+    there is no previous reading. A failed reading is not kept.
     """
 
     def __init__(self, *, period_seconds: float) -> None:
@@ -77,10 +77,10 @@ class SharedReadings(Generic[_T]):
         self._reads: defaultdict[Hashable, Lock] = defaultdict(Lock)
 
     def newest(self, about: Hashable, read: Callable[[], _T]) -> _T:
-        """A reading that is not older than the period. While another thread reads, the result may be an older reading.
+        """Return a reading that is not older than the period. While another thread reads, return the previous reading.
 
         Raises:
-            Any exception of `read`.
+            All exceptions of `read`.
         """
         known = self._known.get(about)
         if known is not None and time.monotonic() - known[0] < self._period_seconds:

@@ -1,4 +1,4 @@
-"""Requests to the Prefect API. All waits are short, because a run must not depend on the answers."""
+"""Sends requests to the Prefect API. All waits are short, because a run must not depend on the answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from segue.prefect.state_words import TAG_START, is_by_a_person, word_of
 log = logging.getLogger(__name__)
 
 SILENCE = (httpx.HTTPError, PrefectHTTPStatusError)
-"""The exceptions of a request that gets no usable answer. `require_silence` separates missing answers from refusals."""
+"""The exceptions of a request without a usable answer. `require_silence` separates missing answers from refusals."""
 
 ANSWER_SECONDS = 5.0
 """Longest wait for one answer, in seconds."""
@@ -44,10 +44,11 @@ _BUSY = (408, 429, 502, 503)
 
 @contextmanager
 def quick_client() -> Iterator[SyncPrefectClient]:
-    """A client that makes each request once, waits at most five seconds, and raises immediately if the server is busy.
+    """Yield a client that makes each request once, waits at most five seconds, and raises at once if the server is
+    busy.
 
     Prefect's own client retries for more than a minute, which would block the caller. This client repeats a request
-    only if a server on SQLite has refused it, and for at most 1.5 seconds.
+    only after a refusal by a server on SQLite, and for at most 1.5 seconds.
     """
     repeat_refused_requests()
     settings = {"timeout": ANSWER_SECONDS, "event_hooks": {"response": [_require_not_busy]}}
@@ -65,7 +66,7 @@ def _require_not_busy(response: httpx.Response) -> None:
 
 
 def is_refusal(error: Exception) -> bool:
-    """True if the API refused the request. A retry then does not help."""
+    """Whether the API refused the request. A retry does not help after a refusal."""
     if not isinstance(error, httpx.HTTPStatusError):
         return False
     status = error.response.status_code
@@ -73,7 +74,7 @@ def is_refusal(error: Exception) -> bool:
 
 
 def require_silence(error: Exception) -> None:
-    """Return if the API did not answer or is overloaded. A retry may then help.
+    """Return if the API did not answer or is overloaded, because a retry may then help.
 
     Raises:
         OrchestratorError: the API refused the request.
@@ -83,7 +84,7 @@ def require_silence(error: Exception) -> None:
 
 
 def refusal(error: Exception) -> OrchestratorError:
-    """The error to raise if the API refused a request or does not answer."""
+    """Return the error to raise if the API refused a request or does not answer."""
     server = f"the Prefect server at {masked(str(PREFECT_API_URL.value()))}"
     if not is_refusal(error):
         return OrchestratorError(
@@ -102,15 +103,15 @@ def refusal(error: Exception) -> OrchestratorError:
 
 
 def own_flow_run_id() -> UUID | None:
-    """The id of the current flow run; None outside a flow run."""
+    """Return the id of the current flow run. Return None outside a flow run."""
     return UUID(str(flow_run.id)) if flow_run.id else None
 
 
 def read_deployment(client: SyncPrefectClient, name: str, *, fix: str = DEPLOY) -> DeploymentResponse:
-    """The deployment with this name, as FLOW/DEPLOYMENT.
+    """Return the deployment with this name, in the form FLOW/DEPLOYMENT.
 
     Raises:
-        OrchestratorError: there is no such deployment; the error ends with `fix`.
+        OrchestratorError: there is no such deployment. The error message ends with `fix`.
     """
     try:
         return client.read_deployment_by_name(name)
@@ -119,11 +120,10 @@ def read_deployment(client: SyncPrefectClient, name: str, *, fix: str = DEPLOY) 
 
 
 def create_flow_run(client: SyncPrefectClient, deployment_id: UUID, **facts: Any) -> UUID:
-    """Create a flow run of a deployment, and return the id of the flow run. The flow run is due now by the server's
-    clock, unless `facts` has a state.
+    """Create a flow run of a deployment, and return its id. Without a state in `facts`, the flow run is due at once.
 
-    Prefect's own method sends a state with the time of this machine's clock. If this machine's clock is ahead, the
-    start is delayed. Therefore this function sends no state, and the server sets the state.
+    Prefect's own method sends a state with the time of this machine's clock. If this clock is ahead, the start is
+    delayed. Therefore this function sends no state, and the server sets the state by its own clock.
     """
     asked = DeploymentFlowRunCreate(**facts).model_dump(mode="json", exclude_unset=True)
     path = {"id": str(deployment_id)}
@@ -132,8 +132,10 @@ def create_flow_run(client: SyncPrefectClient, deployment_id: UUID, **facts: Any
 
 
 def wait_for_api(*, limit_seconds: float, clock: Clock | None = None) -> bool:
-    """Wait until the API answers. Return False at the time limit. Flows call this function at their end, because there
-    the engine makes only one request."""
+    """Wait until the API answers. Return False at the time limit.
+
+    Flows call this function at their end, where the engine makes only one request.
+    """
     clock = clock or SystemClock()
     give_up_at = clock.monotonic() + limit_seconds
     while True:
@@ -148,7 +150,9 @@ def wait_for_api(*, limit_seconds: float, clock: Clock | None = None) -> bool:
 
 
 def is_cancelled(flow_run_id: UUID) -> bool:
-    """True if a flow run is cancelled or is being cancelled; False if the API does not answer one request."""
+    """Whether a flow run is cancelled or being cancelled. The result is False if the API does not answer one
+    request.
+    """
     try:
         with quick_client() as client:
             state = client.read_flow_run(flow_run_id).state
@@ -159,10 +163,9 @@ def is_cancelled(flow_run_id: UUID) -> bool:
 
 
 def tagged(flow_run_id: UUID | str | None, state: State[Any]) -> State[Any]:
-    """If the state of a flow run has a word, tag the flow run with this word. Return the state.
+    """Tag a flow run with the word of its state, if the state has a word. Return the state.
 
-    A failure is only logged, because the state's message has the word too. The tag is needed because lists of flow runs
-    show only tags.
+    Lists of flow runs show only tags. A failure is only logged, because the state's message also has the word.
     """
     word = word_of(state)
     if word is None or not flow_run_id:

@@ -1,5 +1,4 @@
-"""The checks of `segue doctor` that need a Prefect server, and the facts that they read. Each fact is requested only
-once."""
+"""Makes the checks of `segue doctor` that need a Prefect server. The values for the checks are requested only once."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ _BLOCK_TYPE = "Secret"
 
 
 def items(subject: Subject) -> list[Item]:
-    """The checks of the server of PREFECT_API_URL, and of the run's pools on this server."""
+    """Return the checks of the server of PREFECT_API_URL, and of the run's pools on this server."""
     pools = Pools((subject.spec.pools if subject.spec is not None else PoolSpec()).deployments)
     needs = Needs(
         grace_seconds=subject.spec.grace_seconds if subject.spec is not None else None,
@@ -86,8 +85,9 @@ def items(subject: Subject) -> list[Item]:
 
 
 def server() -> Result:
-    """Check that the server answers and gives access. The health endpoint of the server alone is not enough, because it
-    needs no credentials."""
+    """Check that the server answers and gives access. The health endpoint is not enough, because it needs no
+    credentials.
+    """
     with quick_client() as client:
         problem = client.api_healthcheck()
         if problem is not None:
@@ -117,8 +117,7 @@ def deployments(pools: Pools) -> Result:
 
 
 def of_pools(name: str, subject: Subject, pools: Pools, needs: Needs) -> Result:
-    """Make one check for the pools of the run. If the check applies to parents, also make it for the pool of the run's
-    parent."""
+    """Make one check for the pools of the run, and for the pool of the run's parent if the check applies to parents."""
     if name == "pool.queue" and pools.without_queue:
         return worst([refused(error) for error in pools.without_queue])
     parents = pools.of_parents
@@ -141,8 +140,7 @@ def _asked(name: str, look: Callable[[SyncPrefectClient], Result]) -> Item:
 
 
 def _answered(look: Callable[[], Result]) -> Callable[[], Result]:
-    """Wrap a check. If a request gets no answer, the wrapped check returns a failed result instead of raising an
-    exception."""
+    """Wrap a check, so that a request without an answer gives a failed result instead of an exception."""
 
     def ask() -> Result:
         try:
@@ -154,7 +152,7 @@ def _answered(look: Callable[[], Result]) -> Callable[[], Result]:
 
 
 class Pools:
-    """The pools of some deployments. They are read at the first use."""
+    """The pools of some deployments. The pools are read at the first use."""
 
     def __init__(self, segments: Sequence[str]) -> None:
         self._segments = tuple(segments)
@@ -181,8 +179,7 @@ class Pools:
 
     @cached_property
     def with_nodes(self) -> list[PoolState]:
-        """The pools of the segments. If a pool needs nodes with certain labels, it comes with the nodes of the
-        cluster."""
+        """The pools of the segments. A pool that needs nodes with certain labels includes the nodes of the cluster."""
         return with_nodes(self.of_segments)
 
     @property
@@ -201,9 +198,9 @@ class Pools:
 
 
 def database_of(client: SyncPrefectClient) -> Database | None:
-    """The kind of the server's database; None for Prefect Cloud or if unknown.
+    """Return the kind of the server's database. Return None for Prefect Cloud, or if the kind is unknown.
 
-    The API does not show the kind of the database, but a search for names reveals it. A backslash in a pattern is an
+    The API does not show the kind of the database, but a search for names reveals it. In a pattern, a backslash is an
     escape on PostgreSQL and a plain character on SQLite (https://www.sqlite.org/lang_expr.html, "The LIKE, GLOB,
     REGEXP, MATCH operators").
     """
@@ -215,11 +212,10 @@ def database_of(client: SyncPrefectClient) -> Database | None:
 
 
 def refused_writes() -> tuple[int, int]:
-    """The number of refused writes (HTTP 503) and the number of all writes. The writes are made while workers poll the
-    server.
+    """Return the number of refused writes (HTTP 503) and the number of all writes, while workers poll the server.
 
-    The writes set labels of a new flow run. A worker makes the same write for each flow run that it takes. The new flow
-    run is deleted at the end.
+    The writes set labels of a new flow run, as a worker does for each flow run that it takes. The new flow run is
+    deleted at the end.
     """
     refused = 0
 
@@ -241,11 +237,11 @@ def refused_writes() -> tuple[int, int]:
 
 
 def _nothing() -> None:
-    """The flow of the flow run that gets labels. This flow never runs."""
+    """Act as the flow of the flow run that gets labels. This flow never runs."""
 
 
 def open_parents(client: SyncPrefectClient) -> int:
-    """Number of parents that have not ended."""
+    """Return the number of parents that have not ended."""
     flow, _, name = PARENTS.partition("/")
     return client.count_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])),

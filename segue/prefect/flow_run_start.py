@@ -1,5 +1,4 @@
-"""The start of a flow run on its pool. The module reads the duration of the start, the messages of the infrastructure,
-and refusals."""
+"""Reads the start of a flow run on its pool: the duration, the messages of the infrastructure, and refusals."""
 
 from __future__ import annotations
 
@@ -22,18 +21,18 @@ from segue.prefect.messenger import Messenger
 _ASK_SECONDS = 10.0
 """Seconds between two requests for the time that a flow run has been Pending."""
 _LONG_PENDING = timedelta(minutes=15)
-"""If a flow run is Pending for longer than this time, segue reports it as a problem that needs a person."""
+"""If a flow run is Pending for longer than this time, segue reports a problem that needs a person."""
 _SAID_CHARACTERS = 300
-"""Highest number of characters that are kept of a worker's message about a start, and of the fix in the message."""
+"""Maximum length of the part of a worker's message that is kept, and of the fix in the message."""
 _FIX = " Resolution: "
-"""Text before the fix in messages of the observer of Prefect's Kubernetes worker."""
+"""Text before the fix in a message from the observer of Prefect's Kubernetes worker."""
 
 _LOOK = "look at its job or task there: can its image be pulled?"
 _THEN = "After a change of the deployment, delete this flow run: a new attempt follows."
 
 
 def said_of_start(client: SyncPrefectClient, flow_run_id: UUID | None) -> str | None:
-    """The newest log message of a worker about a flow run that has not started, such as `no node` or `no image`."""
+    """Return a worker's newest log message about a flow run that has not started, such as `no node` or `no image`."""
     if flow_run_id is None:
         return None
     run = client.read_flow_run(flow_run_id)
@@ -45,10 +44,10 @@ def said_of_start(client: SyncPrefectClient, flow_run_id: UUID | None) -> str | 
 
 
 def why_pending(run: FlowRun, *, said: str | None) -> str | None:
-    """The reason why a flow run is Pending, from the message of its infrastructure, with the fix. The function is pure.
+    """Return why a flow run is Pending, from the message of its infrastructure, with the fix. The function is pure.
 
-    If there is no message of the infrastructure, the function returns a reason after some time. This is necessary
-    because some pools do not report an image that cannot be pulled.
+    Some pools do not report an image that cannot be pulled. If the infrastructure sends no message, the function
+    therefore returns a reason after some time.
     """
     is_long = _pending_for(run) > _LONG_PENDING
     if said is None and not is_long:
@@ -65,11 +64,10 @@ def why_pending(run: FlowRun, *, said: str | None) -> str | None:
 
 
 class StartTimes:
-    """An object that measures how long flow runs have been starting. It does not wait for the API.
+    """Measures for how long flow runs have been starting. No method waits for the API.
 
-    The start of a flow run begins when a worker takes the flow run. The time in which the pod or task of the flow run
-    waits for a machine or an image does not count. If there was such a wait, the start begins again when the machine
-    runs the pod or task.
+    The start of a flow run begins when a worker takes the flow run. The time in which the pod or task waits for a
+    machine or an image does not count. After such a wait, the start begins again when the machine runs the pod or task.
     """
 
     def __init__(self, messenger: Messenger) -> None:
@@ -80,7 +78,7 @@ class StartTimes:
         self._since: dict[UUID, float] = {}
 
     def seconds(self, flow_run_id: UUID, state: State[Any] | None) -> float | None:
-        """Seconds for which a flow run in this state has been starting; None if the flow run is not starting."""
+        """Return the seconds for which a flow run has been starting. Return None if the flow run is not starting."""
         if state is None or not (state.is_pending() or state.is_running()):
             self._since.pop(flow_run_id, None)
             return None
@@ -98,7 +96,7 @@ class StartTimes:
 
 
 def _taken_at(client: SyncPrefectClient, *, flow_run_id: UUID) -> float | None:
-    """Monotonic time at which a worker took a Pending flow run; inf if the flow run waits for a machine."""
+    """Return the monotonic time at which a worker took a Pending flow run. Return inf while it waits for a machine."""
     run = client.read_flow_run(flow_run_id)
     if run.state is None or not run.state.is_pending():
         return None
@@ -110,17 +108,17 @@ def _taken_at(client: SyncPrefectClient, *, flow_run_id: UUID) -> float | None:
 
 
 def _pending_for(run: FlowRun) -> timedelta:
-    """Time for which a flow run has been Pending, by the server's clock, which may differ from this machine's."""
+    """Return for how long a flow run has been Pending, by the server's clock, which may differ from this machine's."""
     if run.state is None or not run.state.is_pending() or run.expected_start_time is None:
         return timedelta()
     return run.estimated_start_time_delta - (run.state.timestamp - run.expected_start_time)
 
 
 def why_refused(run: FlowRun) -> str | None:
-    """The reason why a worker could not create the process or job of a crashed flow run; None if the worker created the
-    process or job.
+    """Return why a worker could not create the process or job of a crashed flow run.
 
-    Before the flow run begins, a worker records the process or job that it has created.
+    Before a flow run begins, a worker records the process or job that it created. Return None if there is such a
+    record.
     """
     if run.state is None or not run.state.is_crashed() or run.run_count or run.infrastructure_pid:
         return None

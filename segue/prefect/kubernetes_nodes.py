@@ -1,4 +1,4 @@
-"""The nodes of a Kubernetes cluster, read with the rights of the doctor's user or of a run's parent."""
+"""Reads the nodes of a Kubernetes cluster, with the rights of the doctor's user or of a run's parent."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ _USUAL_FILE = "~/.kube/config"
 
 
 class Nodes(NamedTuple):
-    """The labels of each node. If the labels cannot be read, `labels` is None, and `why` has the reason."""
+    """The labels of each node. If the labels cannot be read, `labels` is None and `why` contains the reason."""
 
     labels: tuple[Mapping[str, str], ...] | None
     why: str = ""
 
 
 def with_nodes(states: Sequence[PoolState]) -> list[PoolState]:
-    """The same pools, with the cluster's nodes for each pool that needs certain labels. The function makes one
-    request."""
+    """Return the same pools, with the cluster's nodes for each pool that needs certain labels. Make at most one
+    request.
+    """
     if not any(_asks_for_nodes(state) for state in states):
         return list(states)
     found = read_nodes()
@@ -44,8 +45,8 @@ def _asks_for_nodes(state: PoolState) -> bool:
 def read_nodes(*, limit_seconds: float = _ANSWER_SECONDS) -> Nodes:
     """Read the nodes of the cluster of KUBECONFIG, or of the cluster of this pod. The function raises no exception.
 
-    The function returns within `limit_seconds`, even if a plugin for credentials hangs. The thread of the function then
-    continues to run.
+    The function returns within `limit_seconds`, even if a plugin for credentials hangs. In that event, the thread of
+    the request continues to run.
     """
     found: list[Nodes] = []
     asking = threading.Thread(target=lambda: found.append(_asked()), name="segue-nodes", daemon=True)
@@ -77,14 +78,13 @@ async def _read() -> tuple[Mapping[str, str], ...]:
 
 
 def _require_file(paths: str) -> None:
-    """If there is no file, raise FileNotFoundError. Without this check, the client would also print a line."""
+    """Raise FileNotFoundError if no file exists. Without this check, the client would also print a line."""
     if not any(Path(path).expanduser().exists() for path in paths.split(os.pathsep) if path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), paths)
 
 
 def _in_words(error: Exception) -> str:
-    """The reason why the nodes cannot be read. It has no messages of other programs, because their messages may contain
-    credentials."""
+    """Return why the nodes cannot be read, without the messages of other programs, which may contain credentials."""
     if isinstance(error, ImportError):
         return f"the package {_PACKAGE} is not installed"
     if isinstance(error, OSError) and error.strerror is not None:

@@ -1,5 +1,4 @@
-"""A messenger that watches flow runs and sends requests in the background, so that the caller never waits for the
-Prefect API."""
+"""Watches flow runs and sends requests in the background, so that the caller never waits for the Prefect API."""
 
 from __future__ import annotations
 
@@ -23,17 +22,16 @@ from segue.prefect.state_words import Word, state_with
 log = logging.getLogger(__name__)
 
 Message = Callable[[SyncPrefectClient], object]
-"""A request to the API that may be made more than once."""
+"""A request to the API that may be made more than once without harm."""
 
 _RETRY_SECONDS = 2.0
 _ASK_SECONDS = 2.0
 _AT_ONCE = 200
-"""Number of flow runs in one request. This number is the server's limit."""
+"""Number of flow runs in one request, which is the server's limit."""
 
 
 class _Background(ABC):
-    """A thread that makes requests to the API, so that no method waits for the API. The thread ends with the
-    process."""
+    """A thread that makes requests to the API, so that no method waits for the API. It ends with the process."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -42,7 +40,7 @@ class _Background(ABC):
         self._is_silent = False
 
     def _start(self) -> None:
-        """Start the thread, if it does not run. The caller holds the lock."""
+        """Start the thread if it is not running. The caller holds the lock."""
         if self._thread is None:
             # Prefect's settings are in the context of the thread that makes the requests.
             work = copy_context().run
@@ -51,7 +49,9 @@ class _Background(ABC):
 
     @abstractmethod
     def _work(self) -> None:
-        """Make requests. At its end, set `_thread` to None, so that the next call of `_start` starts it again."""
+        """Make requests. Before it returns, the method sets `_thread` to None, so that `_start` can start the thread
+        again.
+        """
 
     def _note_silence(self, error: Exception) -> None:
         if not self._is_silent:
@@ -65,10 +65,9 @@ class _Background(ABC):
 
 
 class Messenger(_Background):
-    """An object that watches the states of flow runs, and delivers messages in a separate thread.
+    """Watches the states of flow runs, and delivers messages in a separate thread. No method waits for the API.
 
-    No method waits for the API. The thread ends when the process ends. After `close`, the thread also ends when all
-    messages are delivered.
+    The thread ends with the process. After `close`, the thread ends when all messages are delivered.
     """
 
     def __init__(self) -> None:
@@ -79,7 +78,7 @@ class Messenger(_Background):
         self._is_closed = False
 
     def state(self, flow_run_id: UUID) -> State | None:
-        """The last known state of a flow run; None before the first answer.
+        """Return the last known state of a flow run. Return None before the first answer.
 
         The first call starts to watch the flow run. A deleted flow run counts as crashed.
         """
@@ -90,7 +89,7 @@ class Messenger(_Background):
         return STATES.state(flow_run_id)
 
     def require_accepted(self) -> None:
-        """If a message cannot succeed, raise the error of this message.
+        """Raise the error of a message that cannot succeed, if there is such a message.
 
         Raises:
             OrchestratorError: the error that the message raised.
@@ -99,8 +98,7 @@ class Messenger(_Background):
             raise self._refused
 
     def deliver(self, message: Message) -> None:
-        """Call `message` with a client, until the call succeeds, the API refuses it, or the flow run of the message was
-        deleted."""
+        """Call `message` until the call succeeds, the API refuses it, or the flow run of the message was deleted."""
         with self._lock:
             self._messages.append(message)
             self._start()
@@ -112,7 +110,7 @@ class Messenger(_Background):
             self._messages = [other for other in self._messages if other is not message]
 
     def close(self) -> None:
-        """Stop watching the flow runs. The remaining messages are still delivered."""
+        """Stop watching the flow runs. The thread still delivers the remaining messages."""
         with self._lock:
             for flow_run_id in self._watched:
                 STATES.forget(flow_run_id)
@@ -154,9 +152,9 @@ class Messenger(_Background):
 
 
 class StateWatch(_Background):
-    """An object that keeps the states of watched flow runs up to date. No method waits for the API.
+    """Keeps the states of watched flow runs up to date. No method waits for the API.
 
-    The thread ends if no flow run is watched, or together with the process.
+    The thread ends with the process, or if no flow run is watched.
     """
 
     def __init__(self) -> None:
@@ -165,7 +163,7 @@ class StateWatch(_Background):
         self._states: dict[UUID, State | None] = {}
 
     def watch(self, flow_run_id: UUID) -> None:
-        """Start to watch a flow run, with an immediate request. For each call, there must be one call of `forget`."""
+        """Start to watch a flow run, with an immediate request. Each call needs one later call of `forget`."""
         with self._lock:
             self._watchers[flow_run_id] += 1
             self._states.setdefault(flow_run_id, None)
@@ -173,12 +171,12 @@ class StateWatch(_Background):
         self._wake.set()
 
     def state(self, flow_run_id: UUID) -> State | None:
-        """The last known state; None before the first answer. A deleted flow run counts as crashed."""
+        """Return the last known state. Return None before the first answer. A deleted flow run counts as crashed."""
         with self._lock:
             return self._states.get(flow_run_id)
 
     def forget(self, flow_run_id: UUID) -> None:
-        """Stop watching a flow run, unless another caller still watches it."""
+        """End one watch of a flow run. If other callers also watch the flow run, its state stays up to date."""
         with self._lock:
             self._watchers[flow_run_id] -= 1
             if self._watchers[flow_run_id] <= 0:
@@ -215,7 +213,7 @@ class StateWatch(_Background):
 
 
 def states_of(client: SyncPrefectClient, flow_run_ids: list[UUID]) -> dict[UUID, State | None]:
-    """The states of these flow runs. If all flow runs exist, one request is enough."""
+    """Return the states of these flow runs. If all flow runs exist, one request is enough."""
     found: dict[UUID, State | None] = {}
     if len(flow_run_ids) > 1:
         wanted = FlowRunFilter(id=FlowRunFilterId(any_=flow_run_ids))

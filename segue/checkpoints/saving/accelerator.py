@@ -1,6 +1,6 @@
 """Copies state from accelerators into locked host memory, on side streams that run in parallel with the computation.
 
-Staging uses devices only through an `Accelerator`. Tests can therefore use a thread that acts as a device.
+Staging uses devices only through an `Accelerator`, so tests can use a thread that acts as a device.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from segue.clock import SystemClock
 log = logging.getLogger(__name__)
 
 _PIECE_BYTES = 2**27
-"""Pages are locked in pieces of this number of bytes.
+"""Size in bytes of the pieces in which pages are locked.
 
 Each call that locks pages holds locks of the driver, and a step may launch kernels at the same time. A copy must not
-cross the border between two pieces, so each copy is cut at the borders.
+cross the border between two pieces. Each copy is therefore cut at the borders.
 """
 _ALREADY_LOCKED = 712
 """The error code of CUDA for memory that is partly locked, or that was unmapped while it was locked."""
@@ -30,7 +30,7 @@ _WITHOUT_STREAMS = ("mps",)
 
 
 def no_pause(seconds: float) -> None:
-    """Return without a pause."""
+    """Return at once, without a pause."""
 
 
 class Copy(Protocol):
@@ -51,8 +51,8 @@ class Room(Protocol):
     def copy(self, live: Sequence[torch.Tensor]) -> list[Copy] | None:
         """Copy these tensors first within their devices, and then from the copies to the host.
 
-        After the method has returned, the tensors may be changed. The method returns None if too little device memory
-        is free. In this case nothing was copied.
+        The caller may change the tensors after the method has returned. If too little device memory is free, the method
+        copies nothing and returns None.
         """
         ...
 
@@ -91,17 +91,17 @@ class Accelerator(Protocol):
     ) -> bool:
         """Lock host memory, so that the device can copy into this memory directly.
 
-        Return whether the memory could be locked. The method may be called in another thread than the training thread.
-        The training thread is blocked while a piece of memory is being locked. Therefore `pause` is called between two
-        pieces, with the seconds that the last piece took.
+        Return whether the memory could be locked. The method may run in another thread than the training thread. The
+        training thread is blocked while a piece of memory is being locked. After each piece, the method calls `pause`
+        with the number of seconds that the piece took.
         """
         ...
 
     def unlock_pages(self, memory: torch.Tensor) -> None:
         """Unlock the memory that `lock_pages` locked.
 
-        Call this method before the memory is freed. Otherwise a device would still write into the freed pages. The
-        method never raises an error, so that a process with a failed device can still end.
+        Call this method before the memory is freed. Otherwise a device could still write into the freed pages. The
+        method never raises an error, so a process with a failed device can still end.
         """
         ...
 
@@ -109,7 +109,7 @@ class Accelerator(Protocol):
 class TorchAccelerator:
     """An `Accelerator` that uses `torch.accelerator`, for CUDA, XPU and other devices.
 
-    Pages are locked only for CUDA.
+    The class locks pages only for CUDA.
     """
 
     def __init__(self) -> None:
@@ -230,8 +230,8 @@ class _OnSideStream:
     """A copy that runs on a separate stream.
 
     Until the copy is done, this object keeps references to the copied tensors, so that their memory is not reused.
-    `Tensor.record_stream` would also keep the memory. But when a tensor with a recorded stream is freed, torch records
-    an event, and if the device has failed, this event ends the process.
+    `Tensor.record_stream` would also keep the memory, but freeing the tensor would then record an event. If the device
+    has failed, this event ends the process.
     """
 
     event: torch.Event
@@ -248,7 +248,7 @@ class _OnSideStream:
 
 @dataclass(frozen=True)
 class _Rooms:
-    """Device memory for copies on one or more devices."""
+    """Device memory on one or more devices, for copies of tensors."""
 
     rooms: Sequence[DeviceRoom]
     copy_aside: Callable[[Sequence[Pair]], list[Copy]]
@@ -272,7 +272,7 @@ class _Rooms:
 class _FromRoom:
     """A copy from a `Room`.
 
-    The device does not have to wait for this copy, because no other work changes the memory of the room.
+    The device does not have to wait for this copy, because no other work changes the memory of the `Room`.
     """
 
     copy: Copy
@@ -285,13 +285,15 @@ class _FromRoom:
 
 
 def _pieces(address: int, size_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield the addresses and the sizes in bytes of the pieces in which memory is locked."""
+    """Yield the address and the size in bytes of each piece in which memory is locked."""
     for start in range(0, size_bytes, _PIECE_BYTES):
         yield address + start, min(_PIECE_BYTES, size_bytes - start)
 
 
 def _clear_error(device: torch.device) -> None:
-    """Clear the error state after a refused call. If the error state stayed, the next kernel would raise the error."""
+    """Clear the error state after a refused call. Otherwise the next kernel would raise the error of the refused
+    call.
+    """
     try:
         torch.zeros(1, device=device)
         torch.cuda.synchronize(device)

@@ -1,8 +1,8 @@
 """Gathers and copies tensors on their device, so that one copy to the host replaces thousands of copies.
 
-To start a copy takes 6 to 10 microseconds. In this time, the link could transfer half a megabyte. A copy within the
-device takes a hundredth of the time of a copy to the host. Training cannot change the copies within the device, so
-training continues while these copies are copied to the host.
+The start of a copy takes 6 to 10 microseconds, in which the link could transfer half a megabyte. A copy within the
+device takes a hundredth of the time of a copy to the host. Training cannot change the copies within the device.
+Training therefore continues while these copies are sent to the host.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _MOST_BYTES = 64 * 2**20
 def gathered(pairs: Sequence[Pair]) -> Iterator[Pair]:
     """Yield fewer pairs to copy in order, with the same effect as `pairs`.
 
-    Small tensors with adjacent destinations are gathered into one pair. Start the copy of a pair on the current stream
-    before you take the next pair, because the device memory of a pair is used again.
+    Small tensors with adjacent destinations are gathered into one pair. Start the copy of each pair on the current
+    stream before you request the next pair, because all pairs use the same device memory.
     """
     run: list[Pair] = []
     end = size_bytes = 0
@@ -47,9 +47,8 @@ def gathered(pairs: Sequence[Pair]) -> Iterator[Pair]:
 
 
 def _is_beside(run: Sequence[Pair], tensor: torch.Tensor) -> bool:
-    """Whether the tensor can join `run`.
-
-    It can if it is on the same device, and if its elements are not wider than the last elements.
+    """Whether the tensor can join `run`: it is on the same device, and its elements are not wider than the last
+    ones.
     """
     return bool(run) and run[0][1].device == tensor.device and run[-1][0].element_size() >= tensor.element_size()
 
@@ -73,7 +72,7 @@ def _as_one(run: Sequence[Pair], size_bytes: int) -> Iterator[Pair]:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same memory viewed as integers. A joint copy of different types would convert values and lose bits."""
+    """Return the tensor's memory as integers. A joint copy of different types would convert values and lose bits."""
     tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
@@ -93,20 +92,20 @@ _ALIGNED_TO = 256
 _LEFT_OF_DEVICE, _LEAST_LEFT = 0.1, 0.05
 """Shares of device memory that must stay free for training.
 
-The first share applies when memory for copies is allocated, the second share applies to keep this memory.
+The first share applies when memory for copies is allocated. The second share applies while this memory is kept.
 """
 
 
 @dataclass
 class DeviceRoom:
-    """Memory of one device for a copy of tensors, with the copies from this memory to views of host memory."""
+    """Memory of one device for copies of tensors, and the copies from this memory to views of host memory."""
 
     device: torch.device
     memory: torch.Tensor
     moves: list[Pair]
     """Copies from the device to the host, one for each contiguous range of host memory."""
     _groups: dict[torch.dtype, tuple[list[int], list[torch.Tensor]]] = field(default_factory=dict)
-    """For each type, the numbers of its tensors and the places of these tensors in the device memory."""
+    """For each type, the numbers of the tensors of this type and the views of the device memory for these tensors."""
 
     @torch.no_grad()
     def fill(self, live: Sequence[torch.Tensor]) -> None:
@@ -140,7 +139,7 @@ def is_short(device: torch.device) -> bool:
 
 
 def memory_on(device: torch.device, size_bytes: int) -> torch.Tensor | None:
-    """Allocate device memory. Return None if less than twice this size plus a reserve for training is free."""
+    """Allocate device memory. Return None if the device has less free memory than twice the size plus a reserve."""
     if device.type != "cuda" or not size_bytes:
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -155,10 +154,10 @@ def memory_on(device: torch.device, size_bytes: int) -> torch.Tensor | None:
 def _placed(
     views: Sequence[torch.Tensor], numbers: Sequence[int]
 ) -> tuple[dict[int, int], list[tuple[int, int, int]], int]:
-    """Return the start of each tensor, the first view, start and size of each range, and the total bytes of all ranges.
+    """Return the start of each tensor; the first view, start and size of each range; and the total bytes of all ranges.
 
     Tensors that are adjacent in host memory are also adjacent in device memory, with the same alignment. One copy is
-    therefore enough.
+    therefore enough for a range of adjacent tensors.
     """
     starts: dict[int, int] = {}
     ranges: list[tuple[int, int, int]] = []

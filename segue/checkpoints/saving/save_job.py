@@ -1,4 +1,4 @@
-"""Defines the jobs of the background writer: saves and seals, and the attempt that makes them."""
+"""Defines the jobs of the background writer (saves and seals), and the attempt that makes these jobs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from segue.records import CheckpointRef, CurveDigest, Environment, Finding, Witn
 
 @dataclass(frozen=True)
 class Author:
-    """The attempt that saves, with the facts that are equal in all commits of the attempt."""
+    """The attempt that saves, and the values that are equal in all commits of the attempt."""
 
     attempt_id: str
     epoch: int
     parent: CheckpointRef | None
     environment: Environment
     commits: bool = True
-    """Whether this rank commits. If not, another rank commits the shards that this rank writes."""
+    """Whether this rank commits. If the value is false, another rank commits the shards that this rank writes."""
     require: Callable[[], None] = lambda: None
-    """The function that is called before each commit, after the log was read.
+    """The writer calls this function before each commit, after the writer has read the log.
 
-    If it raises an exception, the writer ends.
+    If the function raises an exception, the writer ends.
     """
 
 
@@ -42,8 +42,8 @@ class CurvePart(Protocol):
 class Metric:
     """The user's metric that belongs to a save.
 
-    If the metric is pending, the commit waits until the metric is known or given up. If `is_pending` is false, no later
-    metric is expected.
+    If `is_pending` is true, the commit waits until the metric is set or given up. If `is_pending` is false, the commit
+    does not wait for a metric.
     """
 
     def __init__(self, value: float | None = None, *, is_pending: bool = False) -> None:
@@ -57,7 +57,7 @@ class Metric:
         return self._is_known.is_set()
 
     def set(self, value: float) -> None:
-        """Set the metric, unless the metric was given up before."""
+        """Set the metric. The call has no effect if the metric is already known or given up."""
         if not self.is_known:
             self.value = value
             self._is_known.set()
@@ -67,7 +67,7 @@ class Metric:
         self._is_known.set()
 
     def wait(self) -> None:
-        """Block until the metric is known or given up."""
+        """Block until the metric is set or given up."""
         self._is_known.wait()
 
 
@@ -81,7 +81,7 @@ class SaveJob:
     epoch: int
     metric: Metric
     curve: Sequence[CurvePart]
-    """The parts of the loss curve since the previous save."""
+    """The parts of the loss curve that were added since the previous save."""
     untracked: tuple[Finding, ...] = ()
     """Findings about untracked state. Each finding is reported with the save at which it was first found."""
     lost_ranks: tuple[int, ...] = ()

@@ -41,7 +41,7 @@ class StagedLayout:
     is_locked: bool | None = None
     """Whether the memory is locked, so that the device copies directly into the memory.
 
-    The value None means that locking was not tried yet.
+    The value is None until locking is tried.
     """
     room: Room | None = None
     """Device memory for copies of the device tensors."""
@@ -49,7 +49,7 @@ class StagedLayout:
     _unlock: Callable[[], object] = lambda: None
 
     def fits(self, live: Mapping[str, torch.Tensor]) -> bool:
-        """Whether the state still has the same tensors."""
+        """Whether the state still has tensors of the same names, shapes and types."""
         tensors = live.values()
         return (
             self.names == list(live)
@@ -58,7 +58,7 @@ class StagedLayout:
         )
 
     def fill(self, live: list[torch.Tensor]) -> None:
-        """Copy all tensors. When the method returns, all copies are done."""
+        """Copy all tensors. Return when all copies are done."""
         if self.device is None:
             self.copier.copy(live)
             return
@@ -68,10 +68,9 @@ class StagedLayout:
             copy_now(list(zip(self.views, live, strict=True)), self.accelerator)
 
     def copy_within(self, live: list[torch.Tensor]) -> Sequence[Copy] | None:
-        """Copy all tensors.
+        """Copy all tensors. Device tensors are copied within their devices. The returned copies then go to the host.
 
-        Device tensors are copied within their devices, and the returned copies then go from the devices to the host.
-        Return None if a device has too little free memory. In this case nothing was copied.
+        If a device has too little free memory, the method copies nothing and returns None.
         """
         if self.device is None:
             return None
@@ -96,14 +95,14 @@ class StagedLayout:
         return copies
 
     def get_ready(self, *, pause: Callable[[float], object]) -> None:
-        """Touch the memory, and lock it if a device copies into it. Training continues during the pauses."""
+        """Touch the memory. If a device copies into the memory, lock it. Training continues during the pauses."""
         memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
         with span("touch memory", bytes=memory.nbytes):
             memory[len(self.layout.head) :].zero_()
         self.lock(pause=pause)
 
     def lock(self, *, pause: Callable[[float], object] = no_pause) -> None:
-        """Lock the memory, unless locking was already tried or no device copies into the memory."""
+        """Lock the memory if a device copies into it. The call has no effect if locking was already tried."""
         if self.device is None or self.is_locked is not None:
             return
         memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
@@ -118,7 +117,7 @@ class StagedLayout:
             self._unlock = unlock
 
     def close(self) -> None:
-        """Wait until no device copies into the memory, then free it."""
+        """Wait until no device copies into the memory, then free the memory."""
         for copy in self.under_way:
             with suppress(RuntimeError):  # A failed device copies nothing more.
                 copy.wait()
@@ -155,13 +154,13 @@ def laid_out(number: int, state: RankState, accelerator: Accelerator) -> StagedL
 
 
 def touch(plans: Sequence[StagedLayout], pause: Callable[[float], object]) -> None:
-    """Prepare the memory of these layouts. The function runs in a separate thread."""
+    """Touch and lock the memory of these layouts. The function runs in a separate thread."""
     for plan in plans:
         plan.get_ready(pause=pause)
 
 
 def copy_now(pairs: Sequence[Pair], accelerator: Accelerator) -> None:
-    """Copy these pairs and wait for all copies. The host copies CPU tensors while devices copy their tensors."""
+    """Copy these pairs and wait for all copies. The host copies CPU tensors while devices copy their own tensors."""
     there = [pair for pair in pairs if accelerator.has(pair[1])]
     here = [pair for pair in pairs if not accelerator.has(pair[1])] if there else pairs
     accelerator.copy(there)
@@ -177,9 +176,9 @@ _WORTH_A_THREAD_BYTES = 4 * 2**20
 class Copier:
     """Copies tensors into the same views, many times.
 
-    Torch copies small tensors one after the other on one thread. This class divides small tensors among as many threads
-    as torch uses for a large tensor. The division is computed once, because reading the sizes of 10,000 tensors takes
-    long.
+    Torch copies small tensors one after the other on one thread. This class divides the small tensors among as many
+    threads as torch uses for one large tensor. The class divides them only once, because reading the sizes of 10,000
+    tensors takes long.
     """
 
     def __init__(self, views: Sequence[torch.Tensor]) -> None:
@@ -192,7 +191,7 @@ class Copier:
         self._large = (large, [views[number] for number in large])
 
     def copy(self, live: Sequence[torch.Tensor]) -> None:
-        """Copy each tensor into the view with the same index. When the method returns, all copies are done."""
+        """Copy each tensor into the view with the same index. Return when all copies are done."""
         if len(self._shares) < 2:
             copy_all(self._views, live)
             return
@@ -217,10 +216,7 @@ def copy_all(views: Sequence[torch.Tensor], live: Sequence[torch.Tensor]) -> Non
 
 
 def _even_runs(numbers: Sequence[int], sizes: Sequence[int], *, count: int) -> list[list[int]]:
-    """Divide the numbers into runs of about equal bytes.
-
-    The result has fewer than `count` runs if runs would be too small.
-    """
+    """Divide the numbers into at most `count` runs of about equal bytes. Small runs are joined into fewer runs."""
     ends = list(accumulate(sizes[number] for number in numbers))
     count = min(count, ends[-1] // _WORTH_A_THREAD_BYTES if ends else 0)
     cuts = [0, *(bisect_left(ends, ends[-1] * number // count) + 1 for number in range(1, count)), len(numbers)]

@@ -1,8 +1,8 @@
-"""Staging copies the state at a safe point into a staging buffer, so that training continues during the write.
+"""Copies the state at a safe point into a staging buffer, so that training continues during the write.
 
-If a device has enough free memory for a copy of its state, the state is first copied within the device, and training
-waits only for this copy. If a device has too little free memory, `take` blocks for about one copy to the host, and
-`begin` blocks only for tensors that a forward pass may change. Tensors that only an optimizer changes are copied in the
+If a device has enough free memory for a copy of its state, the state is first copied within the device. Training waits
+only for this copy. If a device has too little free memory, `take` blocks for about one copy to the host, and `begin`
+blocks only for tensors that a forward pass may change. Tensors that only an optimizer changes are copied in the
 background. Before each optimizer step, `Staged.barrier` waits for the copies of these tensors.
 """
 
@@ -27,9 +27,7 @@ from segue.checkpoints.saving.staged_layout import StagedLayout, copy_all, copy_
 from segue.checkpoints.saving.tracing import span
 
 _LOOKS, _MOST_LOOKED_AT, _MOST_ON_DEVICE = 64, 256, 32
-"""Limits of the comparison at the barrier: the number of values per tensor, the number of tensors, and the number of
-device tensors (one kernel for each device tensor).
-"""
+"""Limits of the comparison at the barrier: values per tensor, tensors, and device tensors (one kernel for each)."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,10 @@ class Late:
     is_on_device: bool = False
 
     def has_changed(self) -> bool:
-        """Whether the version or one of the kept values of the tensor has changed.
+        """Whether the tensor's version or one of its recorded values has changed.
 
-        Torch increments the version of a tensor at each change, except at changes through `.data`. To find changes
-        through `.data`, a few values are compared. Values on a device are compared later.
+        Torch increments the version of a tensor at each change, except changes through `.data`. A comparison of a few
+        values detects changes through `.data`. Values on a device are compared later.
         """
         if self.live._version != self.version:
             return True
@@ -54,9 +52,7 @@ class Late:
 
 
 def guarded(tensors: list[torch.Tensor], accelerator: Accelerator) -> list[Late]:
-    """Return a record of each of these tensors at the safe point.
-
-    The records of the largest tensors have a few values.
+    """Return a record of each tensor at the safe point. For the largest tensors, the record contains a few values.
     """
     shown = [tensor for tensor in tensors if tensor.is_contiguous() and not tensor.is_conj()]
     on_device = [accelerator.has(tensor) for tensor in shown]
@@ -75,15 +71,15 @@ def looks_at(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Staged:
-    """The state of one safe point in a staging buffer. The bytes may be read after `wait` has returned."""
+    """The state of one safe point in a staging buffer. Call `wait` before you read the bytes."""
 
     staging_buffer: StagingBuffer
     layout: ShardLayout
     skeletons: dict[str, Json]
     partition_hash: str = ""
-    """Hash of the assignment of tensors to ranks, equal on all ranks with the same assignment."""
+    """Hash of the assignment of tensors to ranks. All ranks with the same assignment have the same hash."""
     is_torn: bool = False
-    """Whether the state changed during the copy. If it did, the staged state must not be committed."""
+    """Whether the state changed during the copy. If this is true, the staged state must not be committed."""
     _late: list[Late] = field(default_factory=list)
     _copied: threading.Event = field(default_factory=threading.Event)
     _passed: threading.Event = field(default_factory=threading.Event)
@@ -92,7 +88,7 @@ class Staged:
     """A few values of each device tensor, at the safe point and at the barrier."""
 
     def barrier(self) -> None:
-        """Block until the live tensors are copied. Call this method before any live tensor is changed."""
+        """Block until the live tensors are copied. Call this method before you change a live tensor."""
         if self._passed.is_set():
             return
         self._copied.wait()
@@ -106,7 +102,7 @@ class Staged:
         self._passed.set()
 
     def wait(self) -> None:
-        """Block until all tensors are copied and it is known whether the state changed during the copy."""
+        """Block until all tensors are copied. Then `is_torn` states whether the state changed during the copy."""
         with span("wait for the copy"):
             self._copied.wait()
             self._passed.wait()
@@ -150,7 +146,7 @@ class StagingArea:
         self._lock = threading.Lock()
         self._warming: threading.Thread | None = None
         self._is_awaited = threading.Event()
-        """This event is set if a thread waits for the memory. The memory is then prepared without pauses."""
+        """Set while a thread waits for the memory. The memory is then prepared without pauses."""
 
     @property
     def is_free(self) -> bool:
@@ -159,13 +155,12 @@ class StagingArea:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the memory from `prepare` can be used without a wait."""
+        """Whether a save can use the memory from `prepare` without waiting."""
         return self._warming is None or not self._warming.is_alive()
 
     def prepare(self, trees: Mapping[str, Any]) -> None:
-        """Allocate memory for this state in the background.
-
-        The background is needed because the first touch of memory takes ten times as long as a copy.
+        """Allocate memory for this state in the background, because the first touch of memory takes ten times as long
+        as a copy.
 
         Raises:
             UnsupportedStateError, StateTooLargeError: the state cannot be stored, so the first save would fail.
@@ -219,7 +214,7 @@ class StagingArea:
         return staged
 
     def release(self, staged: Staged) -> None:
-        """Give the staging buffer back when its bytes are no longer needed."""
+        """Release a staging buffer whose bytes are no longer needed."""
         with self._lock:
             self._free.append(staged.staging_buffer.number)
 
@@ -271,9 +266,7 @@ def _encoded(name: str, tree: Any, live: dict[str, torch.Tensor]) -> Json:
 
 
 def _whole(staged: Staged, copies: Sequence[Copy]) -> Staged:
-    """Return the staged state, which later changes of the tensors do not affect.
-
-    The state is complete after these copies.
+    """Mark the staged state as unaffected by later changes of the tensors. It is complete after these copies.
     """
     staged._device_copies = copies
     staged._copied.set()

@@ -1,8 +1,7 @@
-"""If `SEGUE_TRACE=FILE` is set at the start of a process, writes trace events of training processes, for
-chrome://tracing and Perfetto.
+"""Writes trace events of training processes for chrome://tracing and Perfetto, if `SEGUE_TRACE=FILE` is set.
 
-If this environment variable is set, each process appends one line per event to the file. Each line is written
-immediately, so that the events of a killed process remain. If the variable is not set, nothing is measured.
+The variable must be set at the start of a process. Each process appends one line per event to the file. A process
+writes each line immediately, so the events of a killed process remain. If the variable is not set, nothing is measured.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _NOTHING: AbstractContextManager[dict[str, object]] = nullcontext({})
 
 
 def span(name: str, **facts: object) -> AbstractContextManager[dict[str, object]]:
-    """Record a block of code as one event of this thread. The block may add facts to the yielded dict."""
+    """Record a block of code as one event of this thread. The block may add values to the yielded dict."""
     return _measured(_opened(_PATH), name, facts) if _PATH else _NOTHING
 
 

@@ -1,7 +1,8 @@
 """Writes shards to the stores, with a checksum for each chunk. The module `loading.read` verifies the checksums.
 
-For each rank, a checkpoint has one shard file with the tensors, and one index with the rest of the state and the type,
-shape and digest of each tensor. This module does not import torch, because the writer process runs it.
+Each rank writes one shard file and one index. The shard file contains the tensors. The index contains the rest of the
+state, and the type, shape and digest of each tensor. This module does not import torch, because the writer process runs
+it.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ def write_checkpoint(
     try_number: int = 1,
     partition_hash: str = "",
 ) -> tuple[Written, Base]:
-    """Write a staged state to the folder of its attempt. Return facts for a manifest, and a base for later saves.
+    """Write a staged state to the folder of its attempt. Return the values for a manifest, and a base for later saves.
 
-    The last store in `tiers` is the durable store. The earlier stores in `tiers` are faster than the last store and may
-    fail. If one fails, the failure is logged, and the save continues. `skeletons` contains JSON. `try_number` is the
-    number of writer processes that have tried this save. If `base` is given, tensors that have not changed since the
-    base are not written. The save refers to them instead. The returned base may be used after this save is committed.
-    If the save has facts, the content of the save's commit record is stored last. If a crash comes before the commit
-    record, the bytes are in the store, but no record refers to them.
+    The last store in `tiers` is the durable store. The earlier stores in `tiers` are faster. If a write to one of them
+    fails, the failure is logged, and the save continues. `skeletons` contains JSON. `try_number` is the number of
+    writer processes that have tried this save. If `base` is given, the save refers to the tensors of the base that have
+    not changed, and does not write them again. The returned base may be used after this save is committed. If
+    `save.facts` is not empty, the prepared commit is stored last. After an earlier crash, the bytes are in the store,
+    but no record refers to them.
 
     Raises:
         StoreWriteError: the durable store could not be written. It is safe to call the function again.
@@ -148,7 +149,7 @@ def _shard(name: str, blob: memoryview, *, is_signed: bool) -> Shard:
 
 _MOST_KEPT = 2
 _WORTH_SHARE = 0.9
-"""If at least this share of the bytes has changed, all tensors are stored, so that no earlier shard file is needed."""
+"""Share of changed bytes from which a save stores all tensors, so that it needs no earlier shard file."""
 
 
 class Bases:
@@ -164,17 +165,13 @@ class Bases:
             del self._kept[oldest]
 
     def get(self, step: int | None) -> Base | None:
-        """Return the base of this step.
-
-        Return None if `step` is None or unknown. Without a base, a full save is made.
+        """Return the base of this step. Return None if `step` is None or unknown; the save is then a full save.
         """
         return None if step is None else self._kept.get(step)
 
 
 def unchanged_since(base: Base, tensors: Mapping[str, TensorDigest], shard_layout: ShardLayout) -> frozenset[str]:
-    """Return the names of the tensors that need not be stored again.
-
-    The result is empty if too few bytes would be saved.
+    """Return the names of the tensors that need not be stored again. Return no names if this would save too few bytes.
     """
     same = frozenset(name for name, digest in tensors.items() if base.tensors.get(name) == digest)
     same_bytes = sum(shard_layout.placed[name].size_bytes for name in same)
@@ -183,7 +180,7 @@ def unchanged_since(base: Base, tensors: Mapping[str, TensorDigest], shard_layou
 
 
 def without(names: frozenset[str], shard_file: memoryview, shard_layout: ShardLayout) -> tuple[memoryview, ShardLayout]:
-    """A copy of the shard file without the tensors in `names`, with its layout."""
+    """Return a copy of the shard file without the tensors in `names`, and the layout of the copy."""
     kept = {name: placed for name, placed in shard_layout.placed.items() if name not in names}
     thin_layout = layout_of({name: placed.spec for name, placed in kept.items()})
     thin = page_buffer(thin_layout.size_bytes)

@@ -1,4 +1,4 @@
-"""Writes shards, in the calling thread or in a writer process. A writer process that dies is started again."""
+"""Writes shards in the calling thread or in a writer process. If a writer process dies, it is started again."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ log = logging.getLogger(__name__)
 
 _END_SECONDS = 5.0
 _STARTS = 3
-"""Maximum number of starts of the writer process.
-
-If the process dies this often before it is ready, more tries would not help.
+"""Maximum number of starts of the writer process. After this number of deaths, more starts would not help.
 """
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -58,8 +56,8 @@ class ShardWriter(Protocol):
     def write(self, staged: Staged, save: Save) -> Written | None:
         """Write the save, and block until the bytes are durable.
 
-        Tensors that have not changed since the base of the save may be left out. The method returns None if several
-        ranks save together and one of the ranks gave up this save.
+        The writer may leave out tensors that have not changed since the base of the save. If several ranks save
+        together and one rank gave up this save, the method returns None.
 
         Raises:
             StoreWriteError: the durable store could not be written. It is safe to call the method again.
@@ -69,7 +67,7 @@ class ShardWriter(Protocol):
         ...
 
     def give_up(self, step: int) -> None:
-        """Report to other ranks that nothing will be written for this step. A writer of one rank does nothing."""
+        """Tell other ranks that this rank writes nothing for this step. A writer of one rank does nothing."""
         return
 
     def stop_waiting(self) -> None:
@@ -77,14 +75,14 @@ class ShardWriter(Protocol):
         return
 
     def close(self) -> None:
-        """End the writer. A write that is in progress is abandoned."""
+        """End the writer, and abandon a write that is in progress."""
         return
 
 
 class InlineWriter(ShardWriter):
     """Writes in the calling thread.
 
-    It is used for a store that exists only in this process, and for short-lived tools.
+    Use this class for a store that exists only in this process, and for short-lived tools.
     """
 
     def __init__(self, tiers: Sequence[Store], *, rank: int = 0) -> None:
@@ -119,9 +117,7 @@ class ProcessWriter(ShardWriter):
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._first_try = (-1, 0)
-        """Step of the newest save, and the number of writer processes that had been started at the first try of this
-        save.
-        """
+        """Step of the newest save, and the number of writer processes that were started before its first try."""
         self._channel: socket.socket | None = None
         self._known: dict[int, tuple[StagingBuffer, ShardLayout]] = {}
         self._is_ready, self._closed = False, threading.Event()
@@ -157,7 +153,7 @@ class ProcessWriter(ShardWriter):
         self._inherited = (step, base)
 
     def wait_until_ready(self) -> None:
-        """Start the writer process if it is not running, and block until the process has opened its stores."""
+        """Start the writer process if it is not running. Block until the process has opened its stores."""
         if self._is_ready:
             return
         if self._closed.is_set():
@@ -266,7 +262,7 @@ def _address(spec: StoreSpec) -> dict[str, str | None]:
 
 
 def wait_for_writer(shards: ShardWriter) -> None:
-    """Block until the writer can write. If the writer process dies before it can write, start it again a few times.
+    """Block until the writer can write. If the writer process dies before this, start it again a few times.
 
     Raises:
         WriterDiedError: the writer process died each time.

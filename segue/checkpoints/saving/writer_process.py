@@ -1,8 +1,8 @@
 """The writer process hashes, writes and uploads staged states. It has a low priority and does not import torch.
 
 A thread in the trainer would make training 3 to 24 times slower during a write, because both need the interpreter lock.
-The writer process ends as soon as the trainer ends for any reason. A save that is not finished then was never
-committed.
+The writer process ends as soon as the trainer ends for any reason. A save that is unfinished at this time stays
+uncommitted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from segue.stores import Store, StoreWriteError, open_url
 log = logging.getLogger("segue.writer")
 
 NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""Signals that this process ignores, because the trainer acts on them."""
+"""Signals that this process ignores. The trainer acts on these signals."""
 
 _NICENESS = 10
 _POLL_SECONDS = 0.5

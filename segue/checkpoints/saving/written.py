@@ -1,8 +1,8 @@
-"""Describes one save: the facts of the save, of the written bytes, and of the prepared commit.
+"""Describes one save: the values that the save starts with, the written bytes, and the prepared commit.
 
-A prepared commit contains all facts for a commit record. The prepared commit is stored beside the shards, as the last
-object of a save. If an attempt is killed after its last shard but before the commit record, the next attempt commits
-the prepared commit. This module imports only a few modules, because the writer process needs it.
+A prepared commit contains all values for a commit record. It is the last object of a save, stored next to the shards.
+An attempt may be killed after its last shard but before the commit record. The next attempt then commits the prepared
+commit. This module imports only a few modules, because the writer process needs it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEAD_BYTES = len(_HEAD % 0)
 
 @dataclass(frozen=True)
 class Save:
-    """The facts of one save, without the bytes of the save."""
+    """The run, attempt, step and settings of one save, without the bytes of the save."""
 
     run_id: str
     attempt_id: str
@@ -42,15 +42,15 @@ class Save:
 
 @dataclass(frozen=True)
 class Written:
-    """The facts for a manifest about bytes that are durable now."""
+    """The values for a manifest about bytes that are durable."""
 
     shards: tuple[Shard, ...]
-    """The shards of this save, and then the shards of earlier checkpoints to which this save refers."""
+    """The shards of this save, followed by the shards of earlier checkpoints to which this save refers."""
     components: dict[str, str]
     tensor_count: int
     new_bytes: int
     saves_since_full: int
-    """Number of saves since all tensors were stored. The value 0 means that this save stored all tensors."""
+    """Number of saves since a save stored all tensors. The value is 0 if this save stored all tensors."""
 
     def to_json(self) -> dict[str, Any]:
         """Return this object as plain data, for another process."""
@@ -67,11 +67,13 @@ class PreparedCommit:
     """One rank's part of a commit whose record may be missing."""
 
     facts: Mapping[str, Any]
-    """The fields of the manifest from the training process."""
+    """The fields of the manifest that the training process knows."""
     written: Written
     partition_hash: str
-    """Hash of the table that says which rank stores which tensor (for tensors that are the same on all ranks). For one
-    state, all ranks compute the same hash."""
+    """Hash of the table that assigns to ranks the tensors that are equal on all ranks.
+
+    All ranks compute the same hash for the same state.
+    """
 
     def encode(self) -> bytes:
         """Return the prepared commit as a checksum, followed by the JSON."""
@@ -98,7 +100,7 @@ class PreparedCommit:
 
 
 def _refuse_other_types(written: Written) -> None:
-    """Check the types of these fields. The other fields are checked with the manifest, after the parts are merged."""
+    """Check the types of some fields. The other fields are checked with the manifest, after the merge of the parts."""
     texts = [*written.components.items(), *((shard.key, "") for shard in written.shards)]
     numbers = (written.tensor_count, written.new_bytes, written.saves_since_full)
     if not {str}.issuperset(type(text) for pair in texts for text in pair) or not {int}.issuperset(map(type, numbers)):
