@@ -1,4 +1,4 @@
-"""The assignment that a segment gives to its trainer process, and the exit codes of the trainer."""
+"""Defines the assignment that a segment gives to its trainer process, and the exit codes of the trainer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Assignment(Record):
 
 
 class ExitCode(IntEnum):
-    """Exit code of a trainer, for the process that waits for it. The run's log has the full report."""
+    """Exit code of a trainer, for the process that waits for the trainer. The run's log has the full report."""
 
     FINISHED = 0
     USAGE = 2

@@ -1,9 +1,9 @@
-"""The clock of the parent to which the calling code belongs. If the parent must end, a sleep on this clock ends early.
+"""Provides the clock of the parent that runs the calling code. If the parent must end, sleeps on the clock end early.
 
 The clock shows the time of the Prefect server or of the store, which is the reference for starts and deadlines.
 
-`segue serve` gives each of its parents a separate clock. A parent in a container gets no signal if its flow run is
-cancelled, so parents outside `segue serve` poll the state of their own flow run.
+`segue serve` gives each of its parents a separate clock. If a parent runs in a container, it gets no signal when its
+flow run is cancelled. Parents outside `segue serve` therefore poll the state of their own flow run.
 """
 
 from __future__ import annotations
@@ -39,24 +39,21 @@ T = TypeVar("T")
 
 _LOOK_SECONDS = 1.0
 _WHOLE_SECONDS = timedelta(seconds=0.5)
-"""Mean rounding error of HTTP dates and of the times of objects. Both have only whole seconds."""
+"""Mean rounding error of HTTP dates and of objects' times, which both have only whole seconds."""
 _UNCERTAINTY_SECONDS = 1.0
 _CLOCK: ContextVar[Clock | None] = ContextVar("segue_parent_clock", default=None)
 
 
 def parent_clock() -> Clock:
-    """The clock of this parent; outside a parent, the clock of the machine.
+    """Return the clock of this parent. Outside a parent, return the clock of the machine.
 
-    The clock is in a context variable. A flow gets only parameters from its caller, and the server stores all
-    parameters, so the clock cannot be a parameter.
+    The clock is in a context variable, because it cannot be a parameter. The server stores all parameters of a flow.
     """
     return _CLOCK.get() or SystemClock()
 
 
 def as_parent(ask: Callable[[], T], *, what: str) -> T:
-    """Call `ask` and return its result. While the store fails, retry on the parent's clock.
-
-    Attempts keep training during the retries.
+    """Call `ask` and return its result. While the store fails, retry on the parent's clock, and attempts keep training.
 
     Raises:
         StoreReadError, StoreWriteError: the store still fails after 15 minutes. Recovery then starts the parent again.
@@ -66,8 +63,7 @@ def as_parent(ask: Callable[[], T], *, what: str) -> T:
 
 @contextmanager
 def with_clock(clock: Clock) -> Iterator[None]:
-    """A block in which `parent_clock` returns this clock. This also holds in the flows and tasks that the block
-    calls."""
+    """Make `parent_clock` return this clock inside the block, and in the flows and tasks that the block calls."""
     before = _CLOCK.set(clock)
     try:
         yield
@@ -77,9 +73,9 @@ def with_clock(clock: Clock) -> Iterator[None]:
 
 @contextmanager
 def ending_with(flow_run_id: UUID | None) -> Iterator[None]:
-    """A block in which the parent's sleeps raise an `EndedError` as soon as a person cancels this flow run.
+    """Make the parent's sleeps in the block raise an `EndedError` as soon as a person cancels this flow run.
 
-    The clock of a parent in `segue serve` already does this.
+    In `segue serve`, the parent's own clock raises this error, so this function changes nothing.
     """
     known = parent_clock()
     known = known.base if isinstance(known, SteadyClock) else known
@@ -106,7 +102,7 @@ def ending_with(flow_run_id: UUID | None) -> Iterator[None]:
 
 
 def server_time(client: SyncPrefectClient) -> Reading | None:
-    """The server's time, from the date of the server's answer; None if the answer has no date."""
+    """Return the server's time, from the date of an answer. Return None if the answer has no date."""
     try:
         return _dated(client.hello())
     except SILENCE as error:
@@ -115,13 +111,13 @@ def server_time(client: SyncPrefectClient) -> Reading | None:
 
 
 def time_at(client: SyncPrefectClient) -> datetime:
-    """The server's time, or this machine's time if the server's time is unknown."""
+    """Return the server's time. Return this machine's time if the server's time is unknown."""
     reading = server_time(client)
     return reading.at if reading is not None else SystemClock().now()
 
 
 def clock_of(client: SyncPrefectClient) -> Clock:
-    """A clock that shows the server's time. Use this clock only for a short time."""
+    """Return a clock that shows the server's time. Use this clock only for a short time."""
     clock = SteadyClock(SystemClock(), reference=lambda: server_time(client))
     clock.look()
     return clock
@@ -129,8 +125,7 @@ def clock_of(client: SyncPrefectClient) -> Clock:
 
 @contextmanager
 def run_time(store: StoreSpec) -> Iterator[None]:
-    """A block in which the parent's clock shows the server's time. If there is no server, the clock shows the store's
-    time."""
+    """Make the parent's clock in the block show the server's time. Without a server, it shows the store's time."""
     base = parent_clock()
     if isinstance(base, SteadyClock):
         yield
@@ -149,8 +144,9 @@ def _reference(spec: StoreSpec) -> Reference:
 
 
 def store_time(store: Store) -> Reading | None:
-    """The store's time, from the time of an object that this call writes; None if the store does not show the times of
-    objects."""
+    """Return the store's time, from an object that this call writes. Return None if objects of the store have no
+    times.
+    """
     if not isinstance(store, Examinable):
         return None
     key = f".segue-check/clock-{uuid4().hex}"  # The objects of `segue doctor` have the same prefix.

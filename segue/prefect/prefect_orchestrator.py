@@ -1,4 +1,4 @@
-"""The orchestrator for Prefect. It starts each attempt and each standby as a flow run of a deployment."""
+"""Implements the orchestrator for Prefect, which starts each attempt and each standby as a flow run of a deployment."""
 
 from __future__ import annotations
 
@@ -32,34 +32,33 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _QUEUE_SECONDS = 120.0
-"""Seconds between two requests for the time that an attempt would wait for a slot."""
+"""Seconds between two requests for the time that an attempt would wait for a slot of its pool."""
 _BLOCKER_SECONDS = 20.0
 """Seconds between two requests for the reason why an attempt does not start."""
 _SHARED_SECONDS = 10.0
-"""Highest age, in seconds, of a pool's state that one parent may use after another parent of this process has read
-it."""
+"""Highest age in seconds of a pool's state that another parent of this process has read."""
 _WORDS: dict[StopReason | None, Word] = {
     StopReason.NO_CAPACITY: Word.NO_CAPACITY,
     StopReason.START_FAILED: Word.START_FAILED,
     None: Word.WITHDRAWN,
 }
-"""The word of a Cancelled state, by the reason for the cancellation."""
+"""Maps the reason for a cancellation to the word of the Cancelled state."""
 
 # Keys: the URL of the API and the name of the deployment.
 _pool_blockers: SharedReadings[str | None] = SharedReadings(period_seconds=_SHARED_SECONDS)
 
 
 def label(spec: RunSpec, plan: SegmentPlan) -> str:
-    """The name of an attempt in the Prefect UI."""
+    """Return the name of an attempt in the Prefect UI."""
     place = plan.deployment.partition("/")[2] if plan.pools else plan.capacity
     return f"{spec.run_id}-seg{plan.segment}-a{plan.attempt}-{place}"
 
 
 def idempotency_key(spec: RunSpec, name: str, *, log_id: str) -> str:
-    """The idempotency key of an attempt or standby. Because of this key, repeated submissions create only one flow run.
+    """Return the idempotency key of an attempt or standby, with which repeated submissions create only one flow run.
 
-    The key is unique within a flow. The key contains the id of the run's log, because two runs may have the same run
-    id. One may be in another store, or the store may have been emptied between the two runs.
+    The key is unique within a flow. Two runs may have the same run id, in different stores or in a store that was
+    emptied. The key therefore contains the id of the run's log.
     """
     return f"{spec.run_id}:{log_id}:{name}"
 
@@ -67,9 +66,9 @@ def idempotency_key(spec: RunSpec, name: str, *, log_id: str) -> str:
 class PrefectOrchestrator:
     """Runs attempts and standbys as flow runs of the deployments in the run spec. A handle is an idempotency key.
 
-    The class implements `segue.controller.orchestrator.Orchestrator`. If the API does not answer, no method waits for
-    it. A separate thread repeats each request until the API accepts the request, and methods return the last known
-    states. `log_id` is the id of the run's log.
+    The class implements `segue.controller.orchestrator.Orchestrator`. No method waits for an API that does not answer.
+    Methods then return the last known states, and a separate thread repeats each request until the API accepts it.
+    `log_id` is the id of the run's log.
     """
 
     def __init__(self, *, log_id: str) -> None:
@@ -89,9 +88,9 @@ class PrefectOrchestrator:
         """Submit an attempt as a flow run, and return the handle of the flow run. A repeated call creates no second
         flow run.
 
-        This method does not use Prefect's `run_deployment`, because `run_deployment` first creates a dummy task run. On
-        SQLite the dummy task run collides with the records of the current task. Here the current task run is the parent
-        of the new flow run, also in the graph of the UI.
+        Prefect's `run_deployment` would first create a dummy task run. On SQLite, the dummy task run collides with the
+        records of the current task. This method makes the current task run the parent of the new flow run, also in the
+        graph of the UI.
 
         Raises:
             OrchestratorError: the deployment does not exist, or the API refuses the request.
@@ -103,8 +102,8 @@ class PrefectOrchestrator:
         return self._submit(*self._attempt(spec, plan))
 
     def submit_again(self, spec: RunSpec, plan: SegmentPlan, number: int) -> str:
-        """Submit a further flow run for this attempt, in addition to the first flow run. Return the handle of the new
-        flow run.
+        """Submit a further flow run for this attempt, next to the first flow run. Return the handle of the new flow
+        run.
 
         Raises:
             OrchestratorError: the deployment does not exist, or the API refuses the request.
@@ -114,7 +113,7 @@ class PrefectOrchestrator:
         return self._submit(key, create, is_first=False)
 
     def adopt(self, spec: RunSpec, plan: SegmentPlan, flow_run_id: str) -> str:
-        """The handle of a plan that needs no submission, because the machine of this flow run is kept for the plan."""
+        """Return the handle of a plan without a submission. The machine of this flow run is kept for the plan."""
         key = idempotency_key(spec, name_of(plan), log_id=self._log_id)
         self._deployments[key], self._flow_runs[key] = plan.deployment, UUID(flow_run_id)
         return key
@@ -206,11 +205,11 @@ class PrefectOrchestrator:
         self._set_state(handle, state_with(Word.LOST, why))
 
     def deliver(self, message: Message) -> None:
-        """Send a request that only concerns the UI, without waiting for the answer."""
+        """Send a request that concerns only the UI, without waiting for the answer."""
         self._messenger.deliver(message)
 
     def close(self) -> None:
-        """Stop watching the flow runs. Pending requests are still repeated until this process ends."""
+        """Stop watching the flow runs. Pending requests are repeated until this process ends."""
         self._messenger.close()
 
     def _known_state(self, handle: str) -> State[Any] | None:
@@ -247,8 +246,9 @@ class PrefectOrchestrator:
         return key
 
     def _set_state(self, handle: str, state: State[Any], *, unless_begun: State[Any] | None = None) -> None:
-        """Set the state of a flow run that has not ended. If no worker has taken the flow run yet, set the state
-        `unless_begun` instead."""
+        """Set the state of a flow run that has not ended. If no worker has taken the flow run, set `unless_begun`
+        instead.
+        """
         if handle in self._pending:
             self._messenger.withdraw(self._pending.pop(handle))
         flow_run_id = self._flow_runs.get(handle)
@@ -297,7 +297,7 @@ def _parameters(spec: RunSpec, **of_attempt: Any) -> dict[str, Any]:
 
 
 def name_of(plan: SegmentPlan, number: int = 1) -> str:
-    """The name, within the idempotency key, of the flow run for this start of a plan."""
+    """Return the part of the idempotency key that names the flow run for this start of a plan."""
     return plan.standby or f"{plan.segment}:{plan.attempt}" + (f":start{number}" if number > 1 else "")
 
 
@@ -313,12 +313,11 @@ def _create(
 
 
 def _shown_task_run(client: SyncPrefectClient) -> UUID | None:
-    """Id of the current task run. It links the new flow run to the task run in the graph of the UI. None if the server
-    refuses the task run.
+    """Return the id of the current task run, which links the new flow run to the task run in the graph of the UI.
 
-    Prefect sends task runs to the server as events, which arrive seconds later. A flow run cannot refer to a task run
-    that the server does not have. Therefore this function creates the task run with its id, and the events later update
-    the task run.
+    Return None if the server refuses the task run. Prefect sends task runs to the server as events, which arrive
+    seconds later. A flow run can refer only to a task run that the server has. Therefore this function creates the task
+    run with its id, and the events later update the task run.
     """
     context = TaskRunContext.get()
     if context is None or context.task_run.flow_run_id is None:

@@ -1,5 +1,7 @@
-"""The queues of a run's pools, for a decision or for an attempt that waits for its slot. The module reads the slots of
-the pools, and the flow runs that share these slots."""
+"""Reads the queues of a run's pools, for a decision or for an attempt that waits for its slot.
+
+A queue consists of the slots of a pool, and of the flow runs that share these slots.
+"""
 
 from __future__ import annotations
 
@@ -40,34 +42,36 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _SHARED_SECONDS = 60.0
-"""Highest age, in seconds, at which a waiting attempt may use a pool's limit that another parent of this process has
-read."""
+"""Highest age in seconds of a pool's limit that another parent of this process has read, for a waiting attempt."""
 
 # Keys: the URL of the API and the name of the deployment.
 _limits: SharedReadings[Limit] = SharedReadings(period_seconds=_SHARED_SECONDS)
 _ENDED_FLOW_RUNS = 100
-"""Number of ended flow runs, the newest first, from which segue estimates how long a flow run holds a slot."""
+"""Number of the newest ended flow runs from which segue estimates how long a flow run holds a slot."""
 _LEAST_TURNS, _TURNS = 2, 4
-"""Lowest and highest number of starts from which segue estimates how often a slot becomes free. Both are multiples of
-the number of slots."""
+"""Lowest and highest number of starts per slot, from which segue estimates how often a slot becomes free."""
 _PAGE = 100
-"""Number of flow runs in one answer. By default a server returns at most 200."""
+"""Number of flow runs in one answer. By default, a server returns at most 200 flow runs."""
 _DATE_STEP = timedelta(seconds=1)
-"""Resolution of the date that the server returns. Requests for flow runs that wait now use this date."""
+"""Resolution of the server's date, which requests for the flow runs that wait now use."""
 _HOLDING = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING]))
-"""States in which a flow run holds a slot of a pool or queue. Cancelling is left out, because it may last for hours if
-nobody ends the flow run."""
+"""States in which a flow run holds a slot of a pool or queue.
+
+Cancelling is not in this list, because it may last for hours if nobody ends the flow run.
+"""
 _SCHEDULED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED]))
 _ENDED = FlowRunFilterState(
     type=FlowRunFilterStateType(any_=[StateType.COMPLETED, StateType.FAILED, StateType.CRASHED])
 )
-"""States of ended flow runs, without Cancelled, because most cancelled flow runs never held a slot."""
+"""States of ended flow runs. Cancelled is not in this list, because most cancelled flow runs never held a slot."""
 _HAS_RUN = FlowRunFilterStartTime(is_null_=False)
 
 
 def queues_of_run(spec: RunSpec) -> Queues:
-    """The queues of the run's pools, for a decision. The next attempt is at the end of each queue. The result is empty
-    if the API does not answer."""
+    """Return the queues of the run's pools, for a decision. The next attempt would be at the end of each queue.
+
+    If the API does not answer, the result is empty.
+    """
     if spec.deadline is None:
         return Queues()
     now = parent_clock().now()
@@ -77,8 +81,7 @@ def queues_of_run(spec: RunSpec) -> Queues:
 
 
 def _slots_for(spec: RunSpec, deployment: str, *, now: datetime) -> Slots:
-    """The slots for the next attempt. If the API does not answer, the slots are unlimited, so that only other pools
-    count."""
+    """Return the slots for the next attempt. If the API does not answer, return unlimited slots."""
     try:
         with quick_client() as client:
             return without_own(client, read_limit(client, deployment, now=now), run_id=spec.run_id, now=now)
@@ -90,7 +93,7 @@ def _slots_for(spec: RunSpec, deployment: str, *, now: datetime) -> Slots:
 def queues_of_attempt(
     client: SyncPrefectClient, flow_run_id: UUID, *, run_id: str, deployment: str, on_demand: str
 ) -> Queues:
-    """The queues of an attempt that was submitted to a spot pool, with the earlier flow runs that it waits for.
+    """Return the queues of an attempt on a spot pool, with the earlier flow runs for which the attempt waits.
 
     If the attempt's flow run is no longer Scheduled, the attempt does not wait in a queue of a spot pool.
 
@@ -113,24 +116,24 @@ def queues_of_attempt(
 
 @dataclass(frozen=True)
 class Limit:
-    """A concurrency limit, with its slots, and with the filters for the flow runs that share these slots."""
+    """A concurrency limit with its slots, and the filters for the flow runs that share these slots."""
 
     slots: Slots = UNLIMITED
     among: Mapping[str, Any] = field(default_factory=dict)
-    """The filters with which a request finds the flow runs that share the slots."""
+    """The filters of a request for the flow runs that share the slots."""
     of_flow_runs: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields for the flow run filter in a request for the flow runs that share the slots."""
+    """Further fields of the flow run filter, for the flow runs that share the slots."""
 
     def where(self, **fields: Any) -> dict[str, Any]:
-        """The arguments of a request that finds the flow runs that share the limit and have these fields."""
+        """Return the arguments of a request for the flow runs that share the limit and have these fields."""
         return {**self.among, "flow_run_filter": FlowRunFilter(**self.of_flow_runs, **fields)}
 
 
 def read_limit(client: SyncPrefectClient, deployment: str, *, now: datetime) -> Limit:
-    """The limit (of pool, queue or deployment) that delays a new flow run of this deployment the longest.
+    """Return the limit (of pool, queue or deployment) that delays a new flow run of this deployment the longest.
 
-    The function makes two requests for each limit, and two more for each limit without a free slot. If there is no
-    limit, the slots of the result are unlimited.
+    The function makes two requests for each limit, and two more for each limit without a free slot. Without any limit,
+    the result has unlimited slots.
 
     Raises:
         ObjectNotFound: the deployment, pool or queue does not exist.
@@ -140,16 +143,15 @@ def read_limit(client: SyncPrefectClient, deployment: str, *, now: datetime) -> 
 
 
 def count_waiting(client: SyncPrefectClient, limit: Limit, *, due: datetime, **fields: Any) -> int:
-    """Number of flow runs with these fields that wait for a slot and were due at `due` or before."""
+    """Return the number of flow runs with these fields that wait for a slot and were due at `due` or before."""
     is_due = FlowRunFilterExpectedStartTime(before_=due)
     return client.count_flow_runs(**limit.where(state=_SCHEDULED, expected_start_time=is_due, **fields))
 
 
 def without_own(client: SyncPrefectClient, limit: Limit, *, run_id: str, now: datetime) -> Slots:
-    """The slots of the limit. The run's own attempts and standbys are not counted, because they do not delay the next
-    attempt of the run.
+    """Return the slots of the limit, without the run's own attempts and standbys, which do not delay its next attempt.
 
-    The run's parent is counted, because a parent that shares the pool keeps its slot.
+    The slot of the run's parent counts as taken, because a parent that shares the pool keeps its slot.
     """
     slots = limit.slots
     if not slots.is_full:
@@ -212,8 +214,7 @@ def _all(client: SyncPrefectClient, found: Mapping[str, Any]) -> Iterator[FlowRu
 
 
 def seconds_between_starts(runs: Iterable[FlowRun], *, slots: int) -> float:
-    """Mean number of seconds between the newest starts. Only flow runs that waited for their start are counted. The
-    function is pure.
+    """Return the mean number of seconds between the newest starts of flow runs that waited. The function is pure.
 
     If fewer than two flow runs per slot waited, the result is 0, because several slots may become free together.
     """
@@ -228,10 +229,9 @@ def seconds_between_starts(runs: Iterable[FlowRun], *, slots: int) -> float:
 
 
 def held_seconds(holding: Iterable[FlowRun], ended: Iterable[FlowRun], *, now: datetime) -> list[float]:
-    """Seconds for which each current flow run has held its slot so far, and for which each ended flow run held its
-    slot. Pure.
+    """Return for how many seconds each current flow run has held its slot, and each ended flow run held its slot.
 
-    No number in the result is below 0, even if the server's clock is ahead of this machine's clock.
+    The function is pure. No number is below 0, even if the server's clock is ahead of this machine's clock.
     """
     begun = [run.start_time for run in holding if run.start_time is not None]
     return [

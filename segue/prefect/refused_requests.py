@@ -1,9 +1,8 @@
-"""The repetition of requests that a Prefect server on SQLite refused because of simultaneous writes. There are no long
-waits.
+"""Repeats requests that a Prefect server on SQLite refused because of simultaneous writes, without long waits.
 
-Prefect's server reads and then writes in one transaction. If another connection writes in between, SQLite refuses the
-write and the server answers 503. Nothing was changed, so the same request succeeds a moment later. Prefect's client,
-however, waits for 2, 4, 8, 16 and 32 s, and its worker then gives up the flow run.
+Prefect's server reads and then writes in one transaction. If another connection writes between the read and the write,
+SQLite refuses the write, and the server answers 503. Nothing was changed, so the same request succeeds a moment later.
+Prefect's client, however, waits for 2, 4, 8, 16 and 32 s. After these waits, a worker gives up the flow run.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
 from prefect.exceptions import PrefectHTTPStatusError
 
 PAUSES_SECONDS = (0.02, 0.05, 0.05, 0.1, 0.1, 0.2, 0.2, 0.4, 0.4)
-"""Pause before each repetition, in seconds. After the last repetition, Prefect's client waits in the same way as for an
-overloaded server."""
+"""Pause in seconds before each repetition. After the last repetition, Prefect's client waits as for an overloaded
+server.
+"""
 _MAINTENANCE = "Prefect-Maintenance"
 """Header with which a server shows that it refuses requests for some minutes because of maintenance."""
 
@@ -28,8 +28,7 @@ _Retry = Callable[..., Any]
 
 
 def repeat_refused_requests() -> None:
-    """Make all Prefect clients of this process repeat refused requests immediately. This function may be called
-    repeatedly."""
+    """Make all Prefect clients of this process repeat refused requests immediately. A repeated call has no effect."""
     for client, wrapped in ((PrefectHttpxAsyncClient, _asynchronous), (PrefectHttpxSyncClient, _synchronous)):
         original: _Retry = client._send_with_retry
         if not hasattr(original, "__wrapped__"):
@@ -39,8 +38,9 @@ def repeat_refused_requests() -> None:
 
 
 def is_refused(response: httpx.Response) -> bool:
-    """True if the server refused the request without changing anything. The same request may then succeed a moment
-    later."""
+    """Whether the server refused the request without any change, so that the same request may succeed a moment
+    later.
+    """
     return response.status_code == httpx.codes.SERVICE_UNAVAILABLE and response.headers.get(_MAINTENANCE) != "true"
 
 

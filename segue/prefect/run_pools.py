@@ -1,5 +1,4 @@
-"""The pools of a run on the Prefect server. The module reads their state, and finds their problems and the reasons why
-an attempt does not start."""
+"""Reads the state of a run's pools on the Prefect server, their problems, and the reasons why an attempt waits."""
 
 from __future__ import annotations
 
@@ -39,28 +38,26 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _SEEN_WITHIN = timedelta(minutes=1)
-"""Highest age of a new queue at which it is not yet a problem that no worker has polled the queue."""
+"""Age up to which a new queue need not have been polled by a worker."""
 _SCHEDULED_WITHIN = timedelta(minutes=1)
-"""Highest age of a new deployment at which it is not yet a problem that the deployment has no flow runs. The server
-schedules flow runs every 5 s."""
+"""Age up to which a new deployment need not have flow runs. The server schedules flow runs every 5 s."""
 
 
 def require_pools(
     spec: RunSpec, *, parent_pool: str | None = None, parent_queue: str | None = None, is_new: bool = True
 ) -> None:
-    """If the pools cannot run this run, refuse the run before any flow run is started. Also log warnings about the
-    pools.
+    """Refuse a run that its pools cannot run, before any flow run is started. Log warnings about the pools.
 
-    The run's parent runs on `parent_pool`, in `parent_queue`. If the run has already begun (`is_new` is False), it is
-    refused only if a deployment does not exist, because a pool may be paused or have no worker for some time. If the
-    API does not answer, nothing is checked, and the first submission waits for the API.
+    The run's parent runs on `parent_pool`, in `parent_queue`. If `is_new` is False, the run has already begun, and a
+    pool may be paused or have no worker for some time. Such a run is refused only if a deployment does not exist. If
+    the API does not answer, nothing is checked, and the first submission waits for the API.
 
     Raises:
         OrchestratorError: a pool cannot run the run, or the API refuses access.
-        SlurmSetupError: the run trains on a Slurm cluster and Slurm's commands are installed on this machine, but that
-            cluster cannot run the trainers.
-        RaySetupError: the run trains on a Ray cluster and Ray is installed on this machine, but that cluster cannot run
-            the trainers.
+        SlurmSetupError: the run trains on a Slurm cluster that cannot run the trainers, and Slurm's commands are
+            installed on this machine.
+        RaySetupError: the run trains on a Ray cluster that cannot run the trainers, and Ray is installed on this
+            machine.
     """
     if is_new:
         require_clusters(spec)
@@ -85,8 +82,7 @@ def require_pools(
 
 
 def own_pool() -> tuple[str | None, str | None]:
-    """The pool and the queue of the current flow run. Both are None outside a flow run, or if the API does not
-    answer."""
+    """Return the pool and the queue of the current flow run. Both are None outside a flow run or without an answer."""
     flow_run_id = own_flow_run_id()
     if flow_run_id is None:
         return None, None
@@ -100,7 +96,7 @@ def own_pool() -> tuple[str | None, str | None]:
 
 
 def needs_of(spec: RunSpec, *, parent_pool: str | None, parent_queue: str | None) -> Needs:
-    """The requirements of a run for its pools."""
+    """Return what a run requires of its pools."""
     return Needs(
         grace_seconds=spec.grace_seconds,
         parent_pool=parent_pool,
@@ -119,8 +115,8 @@ def refuse_unusable(states: Iterable[PoolState], needs: Needs) -> None:
 
 
 def refuse_unusable_parent(state: PoolState) -> None:
-    """Refuse a pool on which parents cannot run correctly. The checks for training do not apply, because parents train
-    nothing.
+    """Refuse a pool on which parents cannot run correctly. Checks for training do not apply, because parents do not
+    train.
 
     Raises:
         OrchestratorError: the pool is refused.
@@ -129,14 +125,13 @@ def refuse_unusable_parent(state: PoolState) -> None:
 
 
 def warn_of_shortcomings(states: Sequence[PoolState], needs: Needs) -> None:
-    """Log a warning about each problem of these pools. If this process can read the nodes of the cluster, the nodes are
-    checked too."""
+    """Log a warning about each problem of these pools, and of the cluster's nodes if this process can read them."""
     for result in warnings(with_nodes(states), needs):
         log.warning("%s. Fix: %s", result.reason, result.fix)
 
 
 def warn_of_idle_schedule(client: SyncPrefectClient, *, now: datetime) -> None:
-    """Log a warning if the schedule of `recover` is active but starts no flow runs, or may soon start no flow runs."""
+    """Log a warning if the active schedule of `recover` starts no flow runs, or may soon start no flow runs."""
     found = recovery_of(client, now=now)
     if found in (Recovery.IDLE, Recovery.LIMITED):
         result = judge_recovery(found)
@@ -144,8 +139,7 @@ def warn_of_idle_schedule(client: SyncPrefectClient, *, now: datetime) -> None:
 
 
 def recovery_of(client: SyncPrefectClient, *, now: datetime) -> Recovery:
-    """The state of the deployment `recover` and of its schedule. The flow runs of this schedule start dead parents
-    again."""
+    """Return the state of the deployment `recover` and of its schedule, whose flow runs start dead parents again."""
     try:
         deployment = client.read_deployment_by_name("recover/recover")
     except ObjectNotFound:
@@ -167,7 +161,9 @@ def recovery_of(client: SyncPrefectClient, *, now: datetime) -> Recovery:
 
 
 def is_verification_limited(client: SyncPrefectClient) -> bool | None:
-    """True if the deployment of scheduled verifications has a concurrency limit; None if it does not exist."""
+    """Whether the deployment of scheduled verifications has a concurrency limit. None if there is no such
+    deployment.
+    """
     try:
         deployment = client.read_deployment_by_name("verify-resume/verify-resume")
     except ObjectNotFound:
@@ -176,12 +172,12 @@ def is_verification_limited(client: SyncPrefectClient) -> bool | None:
 
 
 def server_version(client: SyncPrefectClient) -> str | None:
-    """The version of the server; None for Prefect Cloud, which works with every version of the client."""
+    """Return the version of the server. Return None for Prefect Cloud, which works with every client version."""
     return None if client.server_type is ServerType.CLOUD else client.api_version()
 
 
 def require_server_version(found: str | None) -> None:
-    """Refuse a server whose version does not work with segue. If the version cannot be parsed, it is accepted.
+    """Refuse a server whose version does not work with segue. A version that cannot be parsed is accepted.
 
     Raises:
         OrchestratorError: the version is refused.
@@ -196,7 +192,7 @@ def _refuse(results: Iterable[Result]) -> None:
 
 
 def read_pool(client: SyncPrefectClient, deployment: str) -> PoolState:
-    """The state of a deployment's pool.
+    """Return the state of a deployment's pool.
 
     Raises:
         QueueMissingError: the deployment has no queue and therefore no pool.
@@ -253,13 +249,13 @@ def _state_of(client: SyncPrefectClient, name: str, deployment: DeploymentRespon
 
 
 def _is_polled(queue: WorkQueue, *, now: datetime) -> bool:
-    """True if a worker has recently polled the queue. The server updates the time of the last poll once a minute."""
+    """Whether a worker has recently polled the queue. The server updates the time of the last poll once a minute."""
     is_new = queue.created is None or now - queue.created < _SEEN_WITHIN
     return is_new or queue.status is not WorkQueueStatus.NOT_READY
 
 
 def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> PoolJob | None:
-    """The job that a worker would start; None if the template cannot be read. The caller then only logs a warning."""
+    """Return the job that a worker would start. If the template cannot be read, log a warning and return None."""
     try:
         return _filled_in(pool.type, pool.base_job_template, given)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -268,12 +264,11 @@ def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> PoolJob | None:
 
 
 def _filled_in(pool_type: str, template: Mapping[str, Any], given: Mapping[str, Any]) -> PoolJob | None:
-    """The job of a template, filled in with the defaults of the template and these job variables. Blocks and Prefect's
-    variables are not filled in.
+    """Return the job of a template, with the template's defaults and these job variables filled in.
 
-    The function fills in the template in the same way as `BaseJobConfiguration.from_template_and_values` of Prefect's
-    workers. The result is None if the pool has no template yet, because the first worker of the pool creates the
-    template.
+    The function fills in the template like `BaseJobConfiguration.from_template_and_values` of Prefect's workers. It
+    does not fill in blocks and Prefect's variables. The result is None if the pool has no template. The first worker of
+    a pool creates the template.
     """
     configuration = template.get("job_configuration")
     if configuration is None:

@@ -1,6 +1,6 @@
-"""Segue's words for the ends of flow runs. Segue puts each word into a state that Prefect's UI knows.
+"""Defines segue's words for the ends of flow runs. Segue puts each word into a state that Prefect's UI knows.
 
-The pages of a deployment only show flow runs whose state has one of Prefect's own names. Therefore a state keeps the
+The pages of a deployment show only flow runs whose state has one of Prefect's own names. Therefore a state keeps the
 name of its type, and its message begins with segue's word: "Preempted: notice at step 508". Lists of flow runs show no
 messages, so the word is also a tag.
 """
@@ -18,7 +18,7 @@ from segue.records import SegmentReport, StopReason
 from segue.units import duration
 
 TAG_START = "ended: "
-"""Prefix of a tag with the word of a flow run's end. It has a colon, because no tag with a run id has a colon."""
+"""Prefix of a tag with the word for a flow run's end. It has a colon, because no tag with a run id has a colon."""
 
 
 class Word(StrEnum):
@@ -48,7 +48,7 @@ class Word(StrEnum):
     NOT_CONTINUOUS = "Not continuous"
     NOT_PROVEN = "Not proven"
     DELETED = "Deleted"
-    """The word for a flow run that was deleted. It is used only inside a parent, and never set on a server."""
+    """The word for a deleted flow run. Only a parent uses this word, and never sets it on a server."""
 
     @property
     def type(self) -> StateType:
@@ -57,8 +57,7 @@ class Word(StrEnum):
 
     @property
     def old_name(self) -> str:
-        """The name of a state with this word in older versions of segue. In these versions, the word was the name of
-        the state."""
+        """The name of a state with this word in older versions of segue, in which the word was the state's name."""
         # In the older versions, a late run was Completed, like a run on time.
         return "CompletedLate" if self is Word.LATE else self.title().replace(" ", "")
 
@@ -96,7 +95,7 @@ _TYPES = {
     Word.DELETED: StateType.CRASHED,
 }
 _OF_ACTIONS = {"broken": Word.BROKEN, "hopeless": Word.HOPELESS, "budget": Word.OUT_OF_BUDGET}
-"""The words of decisions that end a run before its goal. There is no word for a failed recipe."""
+"""The words for decisions that end a run before its goal. A failed recipe has no word."""
 _OF_STOPS = {
     StopReason.NOTICE: Word.PREEMPTED,
     StopReason.LOST: Word.LOST,
@@ -106,18 +105,18 @@ _OF_STOPS = {
     StopReason.NO_CAPACITY: Word.NO_CAPACITY,
     StopReason.START_FAILED: Word.START_FAILED,
 }
-"""The words of attempts that ended before their goal, but not by a failure of the recipe or by a person."""
+"""The words for attempts that ended before their goal, without a failure of the recipe and without a cancellation."""
 _OLD_NAMES = {word.old_name: word for word in Word}
 _FIRST = re.compile(rf"({'|'.join(Word)}): ")
 
 
 def state_with(word: Word, message: str) -> State[Any]:
-    """The state of a flow run that has ended with this word."""
+    """Return the state of a flow run that has ended with this word."""
     return State(type=word.type, message=f"{word}: {message}")
 
 
 def word_of(state: State[Any]) -> Word | None:
-    """The word of a state; None if the state has no word. The state may come from an older version of segue."""
+    """Return the word of a state, which may come from an older version of segue. Return None if it has no word."""
     found = _FIRST.match(state.message or "")
     if found is not None and Word(found[1]).type is state.type:
         return Word(found[1])
@@ -125,28 +124,27 @@ def word_of(state: State[Any]) -> Word | None:
 
 
 def in_words(state: State[Any]) -> str:
-    """The name of a state for people. It is segue's word if the state has one, otherwise Prefect's name."""
+    """Return the name of a state for people: segue's word if the state has one, or Prefect's name."""
     word = word_of(state)
     return word.value if word is not None else state.name or "unknown"
 
 
 def has_reached_goal(state: State[Any]) -> bool:
-    """True if a parent's state means that the run has reached its goal, on time or late."""
+    """Whether a parent's state means that the run has reached its goal, on time or late."""
     return state.is_completed() or word_of(state) is Word.LATE
 
 
 def is_by_a_person(state: State[Any]) -> bool:
-    """True if this state is a cancellation by a person, not by segue or by a concurrency limit."""
+    """Whether a person, and not segue or a concurrency limit, caused this cancellation. False for other states."""
     is_by_limit = "concurrency limit" in (state.message or "").lower()
     return (state.is_cancelling() or state.is_cancelled()) and word_of(state) is None and not is_by_limit
 
 
 def state_of_run(action: str, message: str, *, late_seconds: float | None = None) -> State[Any]:
-    """The state of a run. It is Completed if the run reached its goal on time, Cancelled if a person stopped the run,
-    otherwise Failed.
+    """Return the state of a run: Completed if it reached its goal on time, Cancelled if a person stopped it, or Failed.
 
-    If a run reached its goal after its deadline, its state is Failed too, because lists only show the type of a state.
-    The message of the state says that the goal is reached, and by how much the run is late.
+    A run that reached its goal after its deadline is also Failed, because lists show only the type of a state. The
+    message then says that the goal is reached, and by how much the run is late.
     """
     if action == "finished" and late_seconds is not None:
         if late_seconds > 0:
@@ -161,7 +159,7 @@ def state_of_run(action: str, message: str, *, late_seconds: float | None = None
 
 
 def state_of_attempt(report: SegmentReport) -> State[Any]:
-    """The state of an attempt in the Prefect UI. The state of a preempted attempt is Crashed, never Failed."""
+    """Return the state of an attempt in the Prefect UI. The state of a preempted attempt is Crashed, never Failed."""
     reason, message = report.stop_reason, _message_of(report)
     if reason in (StopReason.FINISHED, StopReason.BOUND):
         return Completed(message=message)
@@ -173,7 +171,7 @@ def state_of_attempt(report: SegmentReport) -> State[Any]:
 
 
 def _message_of(report: SegmentReport) -> str:
-    """One line about the attempt. After a failure, the message also has the traceback of the user's code."""
+    """Return one line about the attempt. After a failure, add the traceback of the user's code."""
     if not report.got_capacity and report.note:
         return report.note
     ref = report.checkpoint

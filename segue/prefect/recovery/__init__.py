@@ -1,2 +1,1 @@
-"""Recovery of runs whose parent is dead. It has the checks of stores, the schedule of these checks, and the watch over
-this schedule."""
+"""Recovers runs whose parent is dead: checks of stores, their schedule, and the watch over this schedule."""

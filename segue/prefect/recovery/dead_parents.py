@@ -1,5 +1,8 @@
-"""Recovery of runs whose parent is dead. If the run has ended, recovery sets the state of the parent's flow run.
-Otherwise recovery starts the parent again."""
+"""Recovers runs whose parent is dead.
+
+If the run has ended, recovery sets the state of the parent's flow run. If the run has not ended, recovery starts the
+parent again.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,12 @@ PARENT_DEPLOYMENT = "train/train"
 FIRST_BACKOFF_SECONDS = 10.0
 LONGEST_BACKOFF_SECONDS = 1800.0
 _START_SECONDS = 180.0
-"""Seconds that a new start of a parent may take until its first heartbeat, before recovery creates another start."""
+"""Seconds from a new start of a parent to its first heartbeat, after which recovery creates another start."""
 _PROCESS_START_SECONDS = 45.0
-"""Seconds that a new start may take until its first heartbeat if no image has to be pulled. The parent then runs in an
-existing process or on a process pool."""
+"""Seconds from a new start of a parent to its first heartbeat, if no image has to be pulled.
+
+No image is needed if the parent runs in an existing process or on a process pool.
+"""
 _MOST_FLOW_RUNS = 200
 _OF_ANOTHER_SERVER = (
     "its parent ran on another Prefect server, which recovers it; `segue recover --take-over` starts it here"
@@ -63,9 +68,9 @@ def create_parent(
     tags: tuple[str, ...] = (),
     key: str | None = None,
 ) -> UUID:
-    """Create a flow run of the parent's deployment, at most one flow run for each `key`. Return the id of the flow run.
+    """Create a flow run of the parent's deployment, at most one for each `key`. Return the id of the flow run.
 
-    If the answer is lost and Prefect's client repeats the request, the server creates no second flow run.
+    If an answer is lost and Prefect's client repeats the request, the server creates no second flow run.
 
     Raises:
         OrchestratorError: the parent's deployment does not exist.
@@ -81,8 +86,7 @@ def create_parent(
 
 
 def server_id(client: SyncPrefectClient) -> str:
-    """An id of a Prefect server that does not depend on the address of the server. It is the id of the parent's
-    deployment.
+    """Return the id of the parent's deployment, which identifies a Prefect server at any address.
 
     Raises:
         OrchestratorError: the parent's deployment does not exist.
@@ -91,8 +95,10 @@ def server_id(client: SyncPrefectClient) -> str:
 
 
 def known_server_id() -> str:
-    """The `server_id` of the configured server; empty if the server does not answer or does not have the parent's
-    deployment."""
+    """Return the `server_id` of the configured server.
+
+    Return an empty text if the server does not answer or does not have the parent's deployment.
+    """
     try:
         with quick_client() as client:
             return server_id(client)
@@ -106,10 +112,10 @@ def recover_run(
 ) -> tuple[str, UUID | None]:
     """Recover one run whose parent is dead. Return a text about the action, and the id of the new parent's flow run.
 
-    Several processes may call this function at any time, because each start has an idempotency key and the new parent
-    checks the run again. If the parent ran on another server, the other server must recover the run. There are two
-    exceptions: `take_over` is set, or the other server has not recovered the run for 15 minutes. In the second case,
-    the database of the other server may be lost.
+    Several processes may call this function at any time. Each start has an idempotency key, and the new parent checks
+    the run again. If the parent ran on another server, that server must recover the run, with two exceptions. The first
+    exception is that `take_over` is set. The second exception is that the other server has not recovered the run for 15
+    minutes, because its database may be lost.
 
     Raises:
         OrchestratorError: the parent's deployment does not exist.
@@ -161,10 +167,10 @@ def recover_run(
 
 
 def stop_if_cancelled(client: SyncPrefectClient, runlog: RunLog) -> None:
-    """Before a run is started again, stop it if a person cancelled the flow run of its parent.
+    """Stop a run before it is started again, if a person cancelled the flow run of its parent.
 
-    If the parent was killed while it was ending, it has not stopped the run. Without this stop, the late report of the
-    parent's segment would end the new run.
+    A parent that was killed while it was ending has not stopped the run. The late report of the parent's segment would
+    then end the new run.
 
     Raises:
         StoreReadError, StoreWriteError: a retry is safe.
@@ -178,8 +184,9 @@ def stop_if_cancelled(client: SyncPrefectClient, runlog: RunLog) -> None:
 
 
 def _give_up_slow(client: SyncPrefectClient, runs: list[FlowRun], *, now: datetime, after_seconds: float) -> None:
-    """Give up earlier starts that are still Pending, because they hold slots of the pool for which the newest start may
-    wait."""
+    """Give up earlier starts that are still Pending. They hold slots of the pool for which the newest start may
+    wait.
+    """
     for run in runs:
         if run.state is None or not run.state.is_pending():
             continue
@@ -189,10 +196,10 @@ def _give_up_slow(client: SyncPrefectClient, runs: list[FlowRun], *, now: dateti
 
 
 def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentRecord) -> list[FlowRun]:
-    """The flow runs of a run's parents, the newest first.
+    """Return the flow runs of a run's parents, the newest first.
 
-    Flow runs for a run with the same id in another store are left out. The parent in the record `dead` is always
-    included, because a parent that was started from the UI or by `retrain` has no tag with the run id.
+    The result has no flow runs for a run with the same id in another store. It always has the parent in the record
+    `dead`. A parent that was started from the UI or by `retrain` has no tag with the run id.
     """
     found = client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=["train"])),
@@ -208,8 +215,9 @@ def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentReco
 
 
 def withdraw_other_starts(spec: RunSpec, *, own: UUID | None) -> None:
-    """Cancel the slower starts of the same run's parent. A failure is only logged, because each slower start would end
-    by itself."""
+    """Cancel the slower starts of the run's parent. A failure is only logged, because slower starts end by
+    themselves.
+    """
     wanted = FlowRunFilter(
         tags=FlowRunFilterTags(all_=["segue", spec.run_id]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING])),
@@ -242,7 +250,7 @@ def _state_of(last: DecisionEntry, history: History) -> State[Any]:
 
 
 def will_start(run: FlowRun, dead: ParentRecord, *, now: datetime, limit_seconds: float) -> bool:
-    """True if this flow run has not begun but will begin. No second flow run is then needed.
+    """Whether this flow run has not begun but will begin, so that no second flow run is needed.
 
     The worker that took the flow run may have died together with the flow run. After `limit_seconds` without a
     heartbeat, the flow run therefore counts as dead.
@@ -254,8 +262,9 @@ def will_start(run: FlowRun, dead: ParentRecord, *, now: datetime, limit_seconds
 
 
 def start_seconds(client: SyncPrefectClient, run: FlowRun) -> float:
-    """Highest expected number of seconds from the time at which a worker takes a flow run until the first heartbeat of
-    the parent."""
+    """Return the highest expected number of seconds between a worker's take of a flow run and the parent's first
+    heartbeat.
+    """
     if run.state is not None and run.state.is_running():
         return _PROCESS_START_SECONDS
     try:
@@ -266,8 +275,9 @@ def start_seconds(client: SyncPrefectClient, run: FlowRun) -> float:
 
 
 def _starts_it_again(run: FlowRun, runlog: RunLog) -> bool:
-    """True if this flow run restarts a run that had ended. The flow run was then requested after the end of the run,
-    and has not ended itself."""
+    """Whether this flow run starts an ended run again: it was requested after the run's end, and has not ended
+    itself.
+    """
     requested = run.parameters.get("requested_at_slot")
     ended = max((slot.number for slot in runlog.slots if isinstance(slot.entry, DecisionEntry)), default=-1)
     is_over = run.state is not None and (has_reached_goal(run.state) or run.state.is_cancelled())
@@ -279,7 +289,7 @@ def _is_cancelled(run: FlowRun) -> bool:
 
 
 def _backoff_seconds(restarts: list[FlowRun], *, now: datetime) -> float:
-    """Seconds until the next start. Each start that wrote nothing to the log doubles this time."""
+    """Return the seconds until the next start. Each start that wrote nothing to the log doubles this time."""
     if not restarts or restarts[0].state is None:
         return 0.0
     wait = min(FIRST_BACKOFF_SECONDS * 2.0 ** (len(restarts) - 1), LONGEST_BACKOFF_SECONDS)

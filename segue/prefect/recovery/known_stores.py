@@ -1,9 +1,8 @@
-"""The stores of the runs on a Prefect server. The server has one Variable for each store, and the parameters of flow
-runs name stores.
+"""Lists the stores of the runs on a Prefect server, from one Variable per store and from parameters of flow runs.
 
-Parents keep the Variable of their store up to date. If a server loses its database, it therefore has the Variable again
-within a minute. A store has no Variable if its parents died too early or have an older version. Segue finds such a
-store in the parameters of flow runs.
+Parents keep the Variable of their store up to date. If a server loses its database, it has the Variable again within a
+minute. A store has no Variable if its parents died too early or have an older version. Segue then learns of the store
+from the parameters of flow runs.
 """
 
 from __future__ import annotations
@@ -41,19 +40,18 @@ PREFIX = "segue_store_"
 _READ_UNTIL = "segue_stores_read_until"
 """Name of the Variable with the time up to which flow runs were searched for stores."""
 _KNOWN_FOR = timedelta(days=30)
-"""Time since a parent last used a store, after which segue forgets the store."""
+"""Time after which segue forgets a store that no parent has used."""
 _TOUCHED_EVERY = timedelta(days=1)
 _OVERLAP = timedelta(hours=1)
-"""Overlap of two searches. If a flow run is older than the newest known flow run by at most this time, it is read
-again."""
+"""Overlap of two searches. A search reads flow runs again that are older than the newest known one by this time."""
 _SOON = timedelta(minutes=1)
-"""Tolerance for comparisons with the server's time, because this time has only whole seconds."""
+"""Tolerance for comparisons with the server's time, which has only whole seconds."""
 _PAGE = 200
-"""Number of rows in one request. This number is the server's limit."""
+"""Number of rows in one request, which is the server's limit."""
 
 
 def remember(client: SyncPrefectClient, store: StoreSpec, *, known: Variable | None, now: datetime) -> None:
-    """Create or update the store's Variable on the server. `known` is the existing Variable, and `now` is the server's
+    """Create or update the store's Variable on the server. `known` is the existing Variable. `now` is the server's
     time.
 
     Raises:
@@ -69,21 +67,20 @@ def remember(client: SyncPrefectClient, store: StoreSpec, *, known: Variable | N
 
 
 def variable_of(store: StoreSpec) -> str:
-    """The name of a store's Variable."""
+    """Return the name of a store's Variable."""
     return PREFIX + hashlib.sha256(store.model_dump_json().encode()).hexdigest()[:24]
 
 
 class StoreKeeper:
-    """An object that keeps the Variables of this process's stores up to date. It makes one request per store for all
-    parents."""
+    """Keeps the Variables of this process's stores up to date, with one request per store for all parents."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._looked_at: dict[str, float] = {}
 
     def keep(self, client: SyncPrefectClient, store: StoreSpec, *, clock: Clock, period_seconds: float) -> None:
-        """Update the Variable of a store. If another parent of this process has updated it less than a period ago, do
-        nothing.
+        """Update the Variable of a store. Do nothing if a parent of this process updated it less than half a period
+        ago.
 
         Raises:
             httpx.HTTPError, PrefectHTTPStatusError: a retry is safe.
@@ -104,7 +101,7 @@ KEEPER = StoreKeeper()
 
 
 def known_stores(client: SyncPrefectClient, *, clock: Clock) -> list[StoreSpec]:
-    """The stores of this server's parents and retrainings, each store once. Stores that no parent uses are forgotten.
+    """Return the stores of this server's parents and retrainings, each store once. Forget stores that no parent uses.
 
     Raises:
         httpx.HTTPError, PrefectHTTPStatusError: a request to the server failed.
@@ -125,7 +122,7 @@ def known_stores(client: SyncPrefectClient, *, clock: Clock) -> list[StoreSpec]:
 
 
 def _in_flow_runs(client: SyncPrefectClient, *, now: datetime, clock: Clock) -> Iterator[StoreSpec]:
-    """The stores in the parameters of all flow runs that segue has not read before."""
+    """Yield the stores in the parameters of all flow runs that segue has not read before."""
     marks, _ = _variables(client, _READ_UNTIL, clock=clock)
     until = _moment(marks[0].value, now=now) if marks else None
     since = until - _OVERLAP if until is not None else now - _KNOWN_FOR
@@ -143,7 +140,7 @@ def _in_flow_runs(client: SyncPrefectClient, *, now: datetime, clock: Clock) -> 
 
 
 def _moment(value: Any, *, now: datetime) -> datetime | None:
-    """The time in a Variable; None if the Variable has no time, or if the time comes from a clock that was ahead."""
+    """Return the time in a Variable. Return None if the Variable has no time, or a time in the future."""
     try:
         found = datetime.fromisoformat(value)
     except (TypeError, ValueError):
@@ -178,7 +175,7 @@ def _flow_runs(client: SyncPrefectClient, flow_name: str, *, since: datetime, un
 
 
 def _variables(client: SyncPrefectClient, name: str, *, clock: Clock) -> tuple[list[Variable], datetime]:
-    """The Variables whose names contain `name`, and the server's time."""
+    """Return the Variables whose names begin with `name`, and the server's time."""
     found: list[Variable] = []
     while True:
         wanted = {"variables": {"name": {"like_": name}}, "limit": _PAGE, "offset": len(found)}
@@ -190,7 +187,7 @@ def _variables(client: SyncPrefectClient, name: str, *, clock: Clock) -> tuple[l
 
 
 def _time_of(answer: httpx.Response) -> datetime | None:
-    """Time of the answer by the server's clock; None if the answer has no date."""
+    """Return the time of the answer by the server's clock. Return None if the answer has no date."""
     try:
         found = parsedate_to_datetime(answer.headers["date"])
     except (KeyError, TypeError, ValueError):
@@ -199,7 +196,7 @@ def _time_of(answer: httpx.Response) -> datetime | None:
 
 
 def _store_in(client: SyncPrefectClient, run: FlowRun) -> StoreSpec | None:
-    """The store in a flow run's parameters; None if the parameters are not valid."""
+    """Return the store in a flow run's parameters. Return None if the parameters are not valid."""
     spec, file = run.parameters.get("spec"), run.parameters.get("file")
     try:
         if isinstance(file, str):
@@ -211,7 +208,7 @@ def _store_in(client: SyncPrefectClient, run: FlowRun) -> StoreSpec | None:
 
 
 def _folder_of(client: SyncPrefectClient, run: FlowRun) -> Path:
-    """The working folder of a deployment's flow runs, if the deployment sets one."""
+    """Return the working folder of a deployment's flow runs. Return the current folder if the deployment sets none."""
     try:
         deployment = client.read_deployment(run.deployment_id) if run.deployment_id is not None else None
     except ObjectNotFound:

@@ -1,5 +1,7 @@
-"""Recovery's check of one store, and the parallel checks of all stores. They are parallel so that a store that hangs
-does not block another store. The module also ends flow runs that were cancelled before their process began."""
+"""Checks one store for recovery, and checks all stores in parallel, so that a store that hangs blocks no other store.
+
+The module also ends flow runs that were cancelled before their process began.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,16 @@ log = logging.getLogger(__name__)
 
 _SIDE_BY_SIDE = 8
 _LIMIT_SECONDS = 240.0
-"""Time limit for the checks of all stores together, in seconds. If a store hangs, the next scheduled check tries it
-again, in another process."""
+"""Time limit in seconds for the checks of all stores together.
+
+If a store hangs, the next scheduled check tries the store again, in another process.
+"""
 _NO_STORE = (
     "no store was looked at, because this Prefect server knows none: no parent has run here. Fix: none is needed for a "
     "new server; if the server has lost its database, run `segue recover --store URL --take-over` for each store"
 )
 _PATIENCE = timedelta(seconds=120)
-"""Time that the worker of a flow run has to end the process or job of the flow run."""
+"""Time for a worker to end the process or job of a cancelled flow run."""
 _PAGE = 200
 _NEVER_BEGUN = FlowRunFilter(
     tags=FlowRunFilterTags(all_=["segue"]),
@@ -59,7 +63,7 @@ _NEVER_BEGUN = FlowRunFilter(
 
 @dataclass(frozen=True)
 class Looked:
-    """The results of a check of stores."""
+    """The results of a check of one or more stores."""
 
     stores: int = 0
     """Number of stores whose open runs were read."""
@@ -102,7 +106,8 @@ def look_at(
     is_asked_for: bool = True,
 ) -> Looked:
     """Recover the runs of one store. If another check has just handled the store, skip it, unless `is_asked_for` is
-    True."""
+    True.
+    """
     clock = SystemClock()
     try:
         opened = open_store(store)
@@ -146,7 +151,7 @@ def look_at_all(
     *,
     limit_seconds: float = _LIMIT_SECONDS,
 ) -> Looked:
-    """Check stores in parallel. If a store exceeds the time limit, it is reported as a problem."""
+    """Check stores in parallel. A store that exceeds the time limit is reported as a problem."""
     waiting: queue.SimpleQueue[StoreSpec] = queue.SimpleQueue()
     ended: queue.SimpleQueue[tuple[StoreSpec, Looked]] = queue.SimpleQueue()
     pending = {store.model_dump_json(): store for store in stores}
@@ -190,13 +195,11 @@ def _work(
 
 
 def end_never_begun(client: SyncPrefectClient, *, now: datetime) -> Looked:
-    """Set the state of segue's flow runs that are Cancelling and have never run to Cancelled. Return a text about each
-    flow run.
+    """Set segue's flow runs that are Cancelling and have never run to Cancelled. Return a text about each flow run.
 
-    These flow runs were cancelled after a worker had taken them, while their processes were still starting. The worker
-    then finds no process to end, the engine refuses to run the flow run, and Prefect leaves the flow run in the state
-    Cancelling. `now` is the server's time. If the process of a flow run begins later, it finds that the flow run has
-    ended, and ends too.
+    Each flow run was cancelled after a worker had taken it, while its process was starting. The worker finds no process
+    to end, the engine refuses to run the flow run, and Prefect leaves the state at Cancelling. `now` is the server's
+    time. If the process begins later, it reads the new state and ends too.
     """
     done: list[str] = []
     try:

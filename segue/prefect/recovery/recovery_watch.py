@@ -1,5 +1,4 @@
-"""A parent's watch over recovery. The watch keeps the Variable of the parent's store on the server up to date, and
-checks that recovery still completes its checks of the store."""
+"""Watches recovery for a parent: keeps the Variable of the parent's store up to date, and checks recovery's checks."""
 
 from __future__ import annotations
 
@@ -33,12 +32,14 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 PERIOD_SECONDS = 30.0
 _FIRST_SECONDS = 3.0
-"""Seconds before the watch starts, so that the first segment is submitted before. If the parent dies earlier, recovery
-detects the death from the state of the flow run."""
+"""Seconds before the watch starts, so that the parent first submits its first segment.
+
+If the parent dies earlier, recovery detects the death from the state of the flow run.
+"""
 
 
 def recovery_resource_id(store: StoreSpec) -> str:
-    """The id of the resource for all events about recovery's checks of a store."""
+    """Return the id of the resource for all events about recovery's checks of a store."""
     return f"segue.recovery.{hashlib.sha256(store.model_dump_json().encode()).hexdigest()[:24]}"
 
 
@@ -55,7 +56,9 @@ class RecoveryWatch:
         flow_run_id: UUID | None,
         show: Callable[[str | None], None] = lambda _: None,
     ) -> None:
-        """`show` gets the reason why nothing would start the parent again, or None if the reason no longer applies."""
+        """`show` gets the reason why nothing would start the parent again. It gets None when the reason no longer
+        applies.
+        """
         self._spec, self._parent, self._clock, self._logger, self._show = store, parent, clock, logger, show
         self._store = open_store(store)
         self._silence = SilenceWatch(self._store, clock=clock)
@@ -95,8 +98,9 @@ class RecoveryWatch:
                     )
 
     def look(self, client: SyncPrefectClient) -> None:
-        """Check once. Keep the store's Variable on the server up to date, and test that recovery has checked the store
-        since the last call."""
+        """Update the store's Variable on the server, and test whether recovery has checked the store since the last
+        call.
+        """
         try:
             KEEPER.keep(client, self._spec, clock=self._clock, period_seconds=PERIOD_SECONDS)
             self._interval_seconds = interval_seconds(client)
@@ -129,8 +133,9 @@ class RecoveryWatch:
         self._unguarded, self._is_sent = None, False
 
     def _send(self, client: SyncPrefectClient, seconds: float) -> None:
-        """Send one event for each time in which recovery stops checking a store. All parents of the store use the same
-        event id."""
+        """Send one event for each period in which recovery does not check a store. All parents of the store use one
+        event id.
+        """
         last = read_look(self._store)
         key = f"recovery-silent:{last.look_id if last is not None else 'never'}"
         facts: dict[str, Any] = {"store": self._spec.url, "seconds": round(seconds)}

@@ -1,5 +1,4 @@
-"""The schedule of `recover`. The module finds the interval of the schedule, its late starts, and the reasons why its
-checks do not complete."""
+"""Reads the schedule of `recover`: its interval, its late starts, and the reasons why its checks do not complete."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ from segue.prefect.run_pools import recovery_of
 
 DEPLOYMENT = "recover/recover"
 LATE = timedelta(minutes=2)
-"""If a start was due longer ago than this time, it is not needed, because a later start makes the same check."""
+"""Age at which a start is no longer needed, because a later start makes the same check."""
 
 
 def interval_seconds(client: SyncPrefectClient) -> float | None:
-    """Seconds between two scheduled checks; None if there is no schedule of `recover`."""
+    """Return the seconds between two scheduled checks. Return None if `recover` has no schedule."""
     try:
         deployment = client.read_deployment_by_name(DEPLOYMENT)
     except ObjectNotFound:
@@ -44,7 +43,9 @@ def interval_seconds(client: SyncPrefectClient) -> float | None:
 
 
 def _between_next(client: SyncPrefectClient, deployment_id: UUID) -> float | None:
-    """Seconds between the next starts that the server has planned, for schedules without a fixed interval."""
+    """Return the seconds between the next starts that the server has planned, for schedules without a fixed
+    interval.
+    """
     planned = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])))
     runs = client.read_flow_runs(
         deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id])),
@@ -76,7 +77,7 @@ def end_late_starts(client: SyncPrefectClient, deployment_id: UUID, *, due: date
 
 
 def why_silent(client: SyncPrefectClient, *, now: datetime) -> tuple[str, str]:
-    """The reason why the checks do not complete, and the fix. Both come from the facts that the server shows."""
+    """Return the reason why the checks do not complete, and the fix, from the data of the server."""
     try:
         found = recovery_of(client, now=now)
         if found is not Recovery.ALIVE:

@@ -1,5 +1,4 @@
-"""Set the states of segments from the run's log. This is necessary if the engines of the segments could not report the
-states to the API."""
+"""Sets the states of segments from the run's log, if the engines of the segments could not report them to the API."""
 
 from __future__ import annotations
 
@@ -42,21 +41,20 @@ from segue.stores.base import Store, StoreReadError
 log = logging.getLogger(__name__)
 
 _PATIENCE = timedelta(seconds=60)
-"""Time that a segment has, after its report in the log, to report its state to the API itself."""
+"""Time for a segment to report its state to the API, after the segment has written its report to the log."""
 _PAGE = 200
 _UNFINISHED = FlowRunFilterState(
     type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
 )
 _ENDED_BADLY = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.FAILED, StateType.CRASHED]))
 _LOOKED_BACK = timedelta(hours=6)
-"""Time after the end of a flow run during which segue compares the state of the flow run with the log. Outages of the
-API are shorter."""
+"""Time after the end of a flow run in which segue compares its state with the log. API outages are shorter."""
 _OF_CLIENT = re.compile(r"exception: (?:[\w.]+\.)?(\w+)\b")
 _OF_WORKER = re.compile(r"infrastructure exited with|process exited with|exited with (?:non-zero )?status code")
 
 
 def _errors_of_client() -> frozenset[str]:
-    """The names of the exceptions that Prefect's client raises if the API gives no usable answer."""
+    """Return the names of the exceptions that Prefect's client raises if the API gives no usable answer."""
     found, names = [httpx.HTTPError], set[str]()
     while found:
         one = found.pop()
@@ -69,7 +67,7 @@ _CLIENT_ERRORS = _errors_of_client()
 
 
 def settle_missed(spec: RunSpec) -> None:
-    """Call `settle_segments` for a run. If the call fails, log a warning; recovery tries again later."""
+    """Call `settle_segments` for a run. If the call fails, log a warning, because recovery tries again later."""
     clock = parent_clock()
     try:
         with quick_client() as client:
@@ -79,10 +77,9 @@ def settle_missed(spec: RunSpec) -> None:
 
 
 def settle_segments(client: SyncPrefectClient, runlog: RunLog, *, now: datetime) -> int:
-    """Set the states of segments whose state in Prefect differs from their report in the log. Return the number of
-    these segments.
+    """Set the states of segments whose state in Prefect differs from their report in the log. Return their number.
 
-    Prefect shows these segments as running or as being cancelled, or as ended because the API did not answer.
+    Prefect shows these segments as running or cancelling, or as ended because the API did not answer.
 
     Raises:
         StoreReadError: the log could not be read.
@@ -94,11 +91,11 @@ def settle_segments(client: SyncPrefectClient, runlog: RunLog, *, now: datetime)
 def settle_left(
     client: SyncPrefectClient, store: Store, *, spec: StoreSpec, clock: Clock
 ) -> tuple[list[str], list[str]]:
-    """Set the missed states of segments that no parent will check. Return texts about the successes, and texts about
-    the failures.
+    """Set the missed states of segments that no parent will check. Return texts about successes and texts about
+    failures.
 
-    The function checks only some runs of the store `spec`. It checks a run that has no parent record, has several
-    unfinished segments, or has a segment that ended because the API did not answer.
+    The function checks a run of the store `spec` only if the run has no parent record, has several unfinished segments,
+    or has a segment that ended because the API did not answer.
     """
     by_run: defaultdict[str, list[FlowRun]] = defaultdict(list)
     for run in _unsettled(client, now=clock.now()):
@@ -120,15 +117,14 @@ def settle_left(
 
 
 def store_of(run: FlowRun) -> str | None:
-    """The URL of the store in a flow run's parameters; None if the parameters have no store or are not valid."""
+    """Return the store's URL in a flow run's parameters. Return None if the parameters have no valid store."""
     spec = run.parameters.get("spec")
     store = spec.get("store") if isinstance(spec, dict) else None
     return store.get("url") if isinstance(store, dict) else None
 
 
 def is_made_by_outage(state: State | None) -> bool:
-    """True if an engine set this state because it could not reach the API. Also True if a worker set this state because
-    its engine gave up.
+    """Whether an engine set this state because the API did not answer, or a worker set it because its engine gave up.
 
     If a person or segue has set the state, the result is False.
     """
@@ -144,8 +140,7 @@ def _is_by_worker(state: State) -> bool:
 
 
 def _unsettled(client: SyncPrefectClient, *, now: datetime, tags: FlowRunFilterTags | None = None) -> list[FlowRun]:
-    """Flow runs of segments that have not ended, and flow runs of segments that an outage of the API has recently
-    ended."""
+    """Return the segments' flow runs that have not ended, and those that an outage of the API has recently ended."""
     unfinished = _segments(client, FlowRunFilter(state=_UNFINISHED, tags=tags))
     lately = FlowRunFilterEndTime(after_=now - _LOOKED_BACK)
     ended = _segments(client, FlowRunFilter(state=_ENDED_BADLY, end_time=lately, tags=tags))
@@ -183,8 +178,9 @@ def _settle(client: SyncPrefectClient, runlog: RunLog, unsettled: list[FlowRun],
 
 
 def _agrees(shown: State | None, logged: State) -> bool:
-    """True if a flow run's state agrees with the log. If a worker set the state because the process has ended, the
-    state counts as `Lost`."""
+    """Whether a flow run's state agrees with the log. If a worker set the state at the end of a process, it means
+    `Lost`.
+    """
     if shown is None:
         return False
     is_same = (shown.type, shown.name, shown.message) == (logged.type, logged.name, logged.message)
@@ -192,14 +188,13 @@ def _agrees(shown: State | None, logged: State) -> bool:
 
 
 def _last_claimed(run: FlowRun, history: History) -> Attempt | None:
-    """The last attempt that a flow run claimed. If the flow run has run several segments, this attempt decides the
-    state of the flow run."""
+    """Return the last attempt that a flow run claimed, which decides the state of a flow run with several segments."""
     claimed = [attempt for attempt in history.attempts if attempt.claim.flow_run_id == str(run.id)]
     return claimed[-1] if claimed else None
 
 
 def _submitted_for(run: FlowRun, history: History, *, log_id: str) -> SegmentPlan | None:
-    """The plan for which a flow run was created; None if the flow run belongs to another log."""
+    """Return the plan for which a flow run was created. Return None if the flow run belongs to another log."""
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     if history.spec is None:
         return None

@@ -1,4 +1,4 @@
-"""Recovery of the slots of scheduled retrainings. If the flow run of a slot has died, recovery starts it again."""
+"""Recovers the slots of scheduled retrainings. If the flow run of a slot has died, recovery starts it again."""
 
 from __future__ import annotations
 
@@ -32,25 +32,26 @@ from segue.stores import open_store
 
 _MOST_RESTARTS = 5
 _LEFT_ALONE = timedelta(minutes=15)
-"""Time that another server has to continue the flow run of a decided slot. After this time, the database of the other
-server may be lost."""
+"""Time for another server to continue the flow run of a decided slot.
+
+After this time, the database of the other server may be lost.
+"""
 _MOST_STARTS = 20
-"""Highest number of starts of one flow run that waits for a decision. Each answer needs one start."""
+"""Maximum number of starts of one flow run that waits for a decision. Each answer needs one start."""
 
 
 def is_slot(record: ParentRecord) -> bool:
-    """True if a heartbeat belongs to a slot, False if it belongs to the parent of a run."""
+    """Whether a heartbeat belongs to a slot. The result is False for the heartbeat of a run's parent."""
     return model_and_slot_of(record.run_id) is not None
 
 
 def recover_slot(client: SyncPrefectClient, place: StoreSpec, dead: ParentRecord, *, take_over: bool = False) -> str:
     """Start the flow run of a slot again, and return a text about the action.
 
-    Several processes may call this function at any time. If a slot was started again five times and has not ended, it
-    has failed.
+    Several processes may call this function at any time. After five restarts without an end, the slot has failed.
 
     Raises:
-        OrchestratorError: the slot cannot be started again; a person is needed.
+        OrchestratorError: the slot cannot be started again. A person must correct the cause.
         StoreReadError, StoreWriteError: a retry is safe.
     """
     known = model_and_slot_of(dead.run_id)
@@ -86,7 +87,7 @@ def recover_slot(client: SyncPrefectClient, place: StoreSpec, dead: ParentRecord
 
 
 def _restarts(client: SyncPrefectClient, dead: ParentRecord) -> Sequence[FlowRun]:
-    """The flow runs that recovery has created for a slot, the newest first."""
+    """Return the flow runs that recovery has created for a slot, the newest first."""
     wanted = FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", dead.run_id]))
     found = client.read_flow_runs(flow_run_filter=wanted)
     # The flow runs are not sorted by the due time, because all may have the same due time.
@@ -94,7 +95,7 @@ def _restarts(client: SyncPrefectClient, dead: ParentRecord) -> Sequence[FlowRun
 
 
 def _is_of_adopter(run: FlowRun, dead: ParentRecord) -> bool:
-    """True if a flow run belongs to a later slot, which runs this slot first."""
+    """Whether a flow run belongs to a later slot, which runs this slot first."""
     return dead.adopted_by is not None and str(run.id) == dead.flow_run_id
 
 
@@ -119,8 +120,7 @@ def _settle(
     *,
     take_over: bool,
 ) -> str | None:
-    """Handle a slot that has ended, waits for a decision, or belongs to another server. Return None for all other
-    slots."""
+    """Handle a slot that has ended, waits for a decision, or belongs to another server. Otherwise return None."""
     is_asked = state is not None and state.decide_by is not None and (state.is_waiting or state.is_done)
     is_elsewhere = bool(dead.server_id) and not take_over and dead.server_id != known_server_id()
     if state is not None and is_asked and not is_elsewhere:
@@ -141,12 +141,11 @@ def _settle(
 
 
 def _go_on_asked(client: SyncPrefectClient, log: ModelsLog, dead: ParentRecord, state: SlotState) -> str | None:
-    """Continue the flow run of a slot whose candidate waits for a decision, or has a decision. Return None if the flow
-    run cannot continue.
+    """Continue the flow run of a slot whose candidate waits for a decision, or has a decision.
 
-    The slot's own flow run must continue, because an answer in the UI belongs to that flow run. If the slot ran in the
-    flow run of a later slot, it gets a separate flow run. This flow run asks for the decision, or shows the end of the
-    slot.
+    Return None if the flow run cannot continue. An answer in the UI belongs to one flow run, so the slot's own flow run
+    must continue. If the slot ran in the flow run of a later slot, it gets a separate flow run. The separate flow run
+    asks for the decision, or shows the end of the slot.
     """
     assert state.decide_by is not None
     now, run = time_at(client), _own_flow_run(client, dead)
@@ -179,8 +178,7 @@ def _go_on_asked(client: SyncPrefectClient, log: ModelsLog, dead: ParentRecord, 
 def next_start(
     run: FlowRun, state: SlotState, *, now: datetime, start_seconds: float
 ) -> Literal["wait", "starts", "go on", "none"]:
-    """The next action for a flow run that has no process. The slot of this flow run waits, or has waited, for a
-    person's decision."""
+    """Return the next action for a flow run without a process, whose slot waits or waited for a person's decision."""
     if run.state is None or is_by_a_person(run.state) or run.deployment_id is None:
         return "none"
     if run.state.is_paused():
@@ -201,7 +199,7 @@ def _own_flow_run(client: SyncPrefectClient, dead: ParentRecord) -> FlowRun | No
 
 
 def _found(client: SyncPrefectClient, dead: ParentRecord) -> FlowRun | None:
-    """The flow run of a record; None if the flow run was deleted, or if the record has no flow run."""
+    """Return the flow run of a record. Return None if the flow run was deleted, or if the record has no flow run."""
     if dead.flow_run_id is None:
         return None
     with suppress(ObjectNotFound):
@@ -240,7 +238,7 @@ def _start_again(
 
 
 def _same_slot(before: FlowRun, slot: datetime) -> dict[str, Any]:
-    """The arguments with which a new flow run belongs to the same slot.
+    """Return the arguments with which a new flow run belongs to the same slot.
 
     If the slot comes from the schedule, the new flow run is due at the same time and gets no slot as a parameter. The
     new flow run then checks again for slots that were missed before this slot.

@@ -1,1 +1,1 @@
-"""Slots of scheduled retrainings on the Prefect server: their schedule, turns, questions, events and recovery."""
+"""Connects the slots of scheduled retrainings to the Prefect server: schedule, turns, questions, events, recovery."""

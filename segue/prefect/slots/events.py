@@ -1,4 +1,4 @@
-"""Events of a model's slots, for automations. The events are data refused, promoted, not promoted, and failed."""
+"""Sends the events of a model's slots, for automations: data refused, promoted, not promoted, and failed."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ WAITING = "segue.model.waiting"
 
 
 def announce(spec: RetrainSpec, models: Models, slot: datetime, *, log_id: str, logger: Logger) -> None:
-    """Send one event that a slot has ended or waits for a decision.
+    """Send one event about a slot that has ended or waits for a decision.
 
-    If the event cannot be sent, the failure is only logged, because the model's log also has the outcome of the slot.
+    If the event cannot be sent, the failure is only logged. The model's log also has the outcome of the slot.
     """
     event = event_of(spec, models, slot, now=SystemClock().now())
     identity = {"log_id": log_id, "flow_run_id": own_flow_run_id()}
@@ -44,7 +44,7 @@ def announce(spec: RetrainSpec, models: Models, slot: datetime, *, log_id: str, 
 
 
 def event_of(spec: RetrainSpec, models: Models, slot: datetime, *, now: datetime) -> RunEvent:
-    """The event of a slot that has ended, or that waits for a decision."""
+    """Return the event of a slot that has ended, or that waits for a decision."""
     known, run = models.slots[slot], run_id_of(spec, slot)
     facts: dict[str, Fact] = {"model": spec.name, "slot": slot.isoformat(), "version": known.version}
     facts |= {"in_service": models.in_service, "run": run}

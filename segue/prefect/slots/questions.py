@@ -1,5 +1,4 @@
-"""The question in the Prefect UI if a candidate should be promoted. Until the answer, the flow run that asks is
-suspended.
+"""Asks in the Prefect UI if a candidate should be promoted. Until the answer, the flow run that asks is suspended.
 
 Prefect only transports the answer. The model's log records the decision, so segue may safely ask the question again.
 """
@@ -42,7 +41,7 @@ _LOOK_SECONDS = 5.0
 
 
 class PromotionAnswer(RunInput):
-    """The form that a person fills in in the UI."""
+    """The form for the answer of a person in the UI."""
 
     answer: Literal["approve", "reject"] = Field(
         description="Decision about the version; approve puts it into service."
@@ -52,30 +51,28 @@ class PromotionAnswer(RunInput):
 
 
 class _Given(NamedTuple):
-    """An answer, and the time of the answer by the server's clock. The time is needed because the flow run may begin
-    again much later."""
+    """An answer, and its time by the server's clock. The flow run may begin again much later than this time."""
 
     answer: PromotionAnswer
     at: datetime
 
 
 class Questions:
-    """An object that asks a person if the candidates of a model's slots should be promoted. It also records the
-    answers."""
+    """Asks a person if the candidates of a model's slots should be promoted, and records the answers."""
 
     def __init__(
         self, spec: RetrainSpec, log: ModelsLog, *, clock: Clock, logger: Logger, show: Callable[[datetime], None]
     ) -> None:
-        """`show` publishes the pages of a slot, before a person is asked about the slot."""
+        """Before a person is asked about a slot, `show` publishes the pages of the slot."""
         self._spec, self._log, self._clock, self._logger, self._show = spec, log, clock, logger, show
 
     def answered(self, slot: datetime) -> SlotState:
         """Wait for the decision about a slot's candidate, and return the ended slot.
 
-        The decision may also come from the command line, and the end of the decision period counts as a decision. Until
-        the decision, this flow run is suspended. Its process ends, and the flow run begins again after the decision. If
-        Prefect cannot suspend the flow run, because Prefect does not answer or there is no deployment, the flow run
-        waits in this method.
+        The decision may also come from the command line. The end of the decision period also counts as a decision.
+        Until the decision, this flow run is suspended: its process ends, and the flow run begins again after the
+        decision. Prefect cannot suspend a flow run without a deployment, or while Prefect does not answer. The flow run
+        then waits in this method.
 
         Raises:
             StoreReadError, StoreWriteError: a retry is safe.
@@ -91,8 +88,9 @@ class Questions:
                 self._clock.sleep(_LOOK_SECONDS)
 
     def _look(self, state: SlotState) -> None:
-        """If the UI has an answer, use this answer. Otherwise ask the question in the UI. If there is no deployment,
-        only wait a moment."""
+        """Record the answer from the UI. If there is no answer, ask in the UI. Without a deployment, only wait a
+        moment.
+        """
         assert state.version is not None
         assert state.decide_by is not None
         own = _own()
@@ -118,8 +116,9 @@ class Questions:
             suspend_flow_run(wait_for_input=form, key=f"{start}{questions + 1}")
 
     def _take(self, given: _Given, version: int) -> str:
-        """Record an answer, and return an empty text. If the answer is not valid, return the reason, and the question
-        is asked again."""
+        """Record an answer, and return an empty text. Return the reason if the answer is not valid and must be asked
+        again.
+        """
         answer: Answer = "approved" if given.answer.answer == "approve" else "rejected"
         try:
             if answer == "approved":
@@ -142,8 +141,10 @@ class Questions:
 
 
 def _answer(own: FlowRun, question: str) -> _Given | None:
-    """The answer to a question of this flow run; None if the flow run was resumed because of a decision that was made
-    elsewhere."""
+    """Return the answer to a question of this flow run.
+
+    Return None if the UI has no answer, because the decision was made elsewhere.
+    """
     key = keyset_from_paused_state(Suspended(pause_key=question))["response"]
     with quick_client() as client:
         inputs = client.filter_flow_run_input(own.id, key_prefix=key, limit=1, exclude_keys=set())
@@ -158,7 +159,7 @@ def _answer(own: FlowRun, question: str) -> _Given | None:
 
 
 def go_on(client: SyncPrefectClient, run: FlowRun) -> None:
-    """Restart a flow run that was suspended and has no answer, or whose process has died."""
+    """Restart a flow run that has no process, or that was suspended and has no answer."""
     # Prefect's own `resume` is not used, because it treats a missing answer as a wrong answer.
     state: State[Any] = Scheduled(scheduled_time=time_at(client), message="it continues with its slot")
     client.set_flow_run_state(run.id, state, force=True)

@@ -1,4 +1,4 @@
-"""The start of flow runs of slots that new or drifted data began."""
+"""Starts the flow runs of slots that new or drifted data began."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from segue.units import duration
 
 _MOST_STARTS = 5
 _FIRST_PAUSE_SECONDS = 60.0
-"""Pause in seconds before the second start of a slot that has not begun. Each further pause is four times as long. The
-total of all pauses is 85 minutes."""
+"""Pause in seconds before the second start of a slot that has not begun.
+
+Each further pause is four times as long. All pauses together take 85 minutes.
+"""
 
 
 class SlotStarter:
-    """An object that starts the flow runs of requested slots, in one check."""
+    """Starts the flow runs of requested slots, in one check."""
 
     def __init__(
         self,
@@ -40,11 +42,12 @@ class SlotStarter:
     ) -> None:
         self._client, self._deployment, self._spec, self._log, self._now = client, deployment, spec, log, now
         self.given_up: list[str] = []
-        """Texts about slots that have failed because their flow runs ended too often."""
+        """Texts about slots that have failed, because their flow runs ended too often."""
 
     def start(self, trigger: Trigger) -> str:
-        """Start the flow run of a slot, unless the flow run already exists or it is too early for it. Return a text
-        about the action."""
+        """Start the flow run of a slot if it does not exist and no pause before the start is left. Return a text about
+        this.
+        """
         run_id = run_id_of(self._spec, trigger.slot)
         starts = self._starts(run_id)
         newest = starts[0].state if starts else None
@@ -78,7 +81,7 @@ class SlotStarter:
         return f"started {run_id} again: {why}"
 
     def _starts(self, run_id: str) -> Sequence[FlowRun]:
-        """The flow runs that were created for a slot, the newest first."""
+        """Return the flow runs that were created for a slot, the newest first."""
         wanted = FlowRunFilter(
             deployment_id=FlowRunFilterDeploymentId(any_=[self._deployment.id]),
             tags=FlowRunFilterTags(all_=["segue", run_id]),

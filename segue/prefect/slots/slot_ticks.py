@@ -1,4 +1,4 @@
-"""The ticks of a retraining's schedule. They are computed in the same way as by Prefect's scheduler."""
+"""Computes the ticks of a retraining's schedule in the same way as Prefect's scheduler."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LONGEST_GAP, _ONE_DAY = timedelta(hours=3), timedelta(days=1)
 
 
 def ticks(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datetime, ...]:
-    """The times of the schedule after `since` and up to `until`, in UTC. The result is empty if there is no schedule.
+    """Return the times of the schedule after `since` and up to `until`, in UTC. Without a schedule, return no times.
 
-    The times are equal to the times of Prefect's scheduler, also at daylight saving changes. If the clock shows a time
-    twice, the time has one tick. If the clock skips a time, the tick is earlier by the skipped interval.
+    The times are equal to those of Prefect's scheduler, also at daylight saving changes. If the clock shows a time
+    twice, this time has one tick. If the clock skips a time, the tick is earlier by the skipped interval.
 
     Raises:
         SpecError: the schedule is not a cron expression.
@@ -38,8 +38,7 @@ def ticks(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datet
 
 
 def ticks_of_the_evening_before(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datetime, ...]:
-    """The ticks that fall on the day before their scheduled day. This happens if the clock skips the time after
-    midnight.
+    """Return the ticks on the day before their scheduled day, because the clock skips the time after midnight.
 
     Raises:
         SpecError: the schedule is not a cron expression.
@@ -58,10 +57,9 @@ def ticks_of_the_evening_before(spec: RetrainSpec, *, since: datetime, until: da
 
 
 def begins_for_data(spec: RetrainSpec, models: Models, slot: datetime) -> bool:
-    """True if a slot needs new data. A slot needs new data if data began it, or if it comes from the schedule of a
-    retraining that also has an arrival trigger.
+    """Whether a slot needs new data. A slot that a person begins needs no new data.
 
-    A slot that a person begins needs no new data.
+    A slot needs new data if data began it, or if it comes from the schedule of a retraining with an arrival trigger.
     """
     if slot in models.triggers:
         return True
@@ -70,7 +68,7 @@ def begins_for_data(spec: RetrainSpec, models: Models, slot: datetime) -> bool:
 
 
 def require_cron(spec: RetrainSpec) -> CronSchedule:
-    """The schedule in Prefect's format.
+    """Return the schedule in Prefect's format.
 
     Raises:
         SpecError: there is no schedule, or it is not a cron expression.

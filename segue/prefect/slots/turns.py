@@ -1,4 +1,4 @@
-"""The order in which the slots of a model run if several slots are started."""
+"""Decides in which order the started slots of a model run."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ class _Other(NamedTuple):
 
 
 class Turns:
-    """The turns of a model's slots. The class decides if a slot waits for, runs or replaces the earlier slots that have
-    not ended."""
+    """Decides if a slot waits for, runs or replaces the earlier slots of the model that have not ended."""
 
     def __init__(self, spec: RetrainSpec, store: Store, log: ModelsLog, *, clock: Clock, logger: Logger) -> None:
         self._spec, self._store, self._log = spec, store, log
@@ -41,13 +40,13 @@ class Turns:
         self._watch = OrphanWatch(store, clock=clock)
 
     def living(self) -> set[datetime]:
-        """The slots of this model that have a heartbeat record, even if their flow runs have died."""
+        """Return the slots of this model that have a heartbeat record, even if their flow runs have died."""
         return {slot for slot, _ in self._records()}
 
     def wait(self, slot: datetime, *, has_begun: bool, adopt: Callable[[datetime], None]) -> str | None:
-        """Wait for the turn of a slot, by the rule of `overlap`. If the rule leaves the slot out, return the reason.
+        """Wait for the turn of a slot, by the rule of `overlap`. If the rule skips the slot, return the reason.
 
-        A slot that has begun is never left out. `adopt` runs an earlier slot whose flow run has died.
+        The rule never skips a slot that has begun. `adopt` runs an earlier slot whose flow run has died.
 
         Raises:
             StoreReadError, StoreWriteError: the store could not be used.
@@ -81,7 +80,7 @@ class Turns:
         return REMOTE_LOOK_SECONDS if self._store.is_remote else LOOK_SECONDS
 
     def _unfinished(self, slot: datetime) -> list[tuple[datetime, ParentRecord]]:
-        """The earlier slots that have not ended. Slots that only wait for a person's decision are left out."""
+        """Return the earlier slots that have not ended, without slots that only wait for a person's decision."""
         found = self._records(before=slot)
         slots = self._log.read().slots if found else {}
         return [(other, record) for other, record in found if other not in slots or slots[other].decide_by is None]
@@ -95,7 +94,7 @@ class Turns:
         return found
 
     def _settle(self, slot: datetime, record: ParentRecord, adopt: Callable[[datetime], None]) -> None:
-        """Run an earlier slot whose flow run has died, unless the slot has ended or a later slot replaces it."""
+        """Run an earlier slot whose flow run has died. Do not run it if it has ended or a later slot replaces it."""
         state = self._log.read().slots.get(slot)
         if self._spec.overlap == "supersede" and (state is None or state.is_open):
             self._log.end_slot(SlotEnd(slot=slot, outcome="superseded", why="its flow run died, and a later slot came"))
@@ -108,11 +107,12 @@ class Turns:
         remove_parent(self._store, record)
 
     def _supersede(self, slots: Iterable[datetime], *, why: str) -> None:
-        """End earlier slots, and stop their runs. The method is called repeatedly, because a run may begin in the
-        meantime."""
+        """End earlier slots, and stop their runs. Call this method repeatedly, because a run may begin between two
+        calls.
+        """
         for state in (self._log.read().slots.get(slot) for slot in slots):
             if state is None or state.start is None or state.is_done:
-                continue  # Its data is being checked, or it ends by itself; looked at again in a moment.
+                continue  # Its data is being checked, or it ends by itself. The next call checks it again.
             if state.is_open:
                 self._log.end_slot(SlotEnd(slot=state.slot, outcome="superseded", why=why))
             if state.start.run is not None:
@@ -120,7 +120,7 @@ class Turns:
 
 
 def stop_run(start: SlotStart, *, why: str) -> None:
-    """If the run of a slot has begun and has not ended, stop the run at a checkpoint. A repeated call is safe.
+    """Stop the run of a slot at a checkpoint, if the run has begun and has not ended. A repeated call is safe.
 
     Raises:
         StoreReadError, StoreWriteError: a retry is safe.

@@ -1,1 +1,1 @@
-"""The view of a run in the Prefect UI: states, pages, progress, events and log lines."""
+"""Shows a run in the Prefect UI: states, pages, progress, events and log lines."""

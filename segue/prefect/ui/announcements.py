@@ -1,4 +1,4 @@
-"""The events of a run, for automations and for the event feed of the UI. Each event is sent to Prefect only once."""
+"""Sends the events of a run, for automations and for the event feed of the UI. Prefect gets each event only once."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 _FOR_A_PERSON = (RESUME_BROKEN, AT_RISK, LATE, BUDGET, STALE_PRICES, RECOVERY_SILENT)
 _OLD = timedelta(days=1)
-"""Events older than this time are not sent, because a parent that starts again derives all events of the run."""
+"""Age up to which events are sent. A parent that starts again derives all events of the run, including old events."""
 
 _MOST_AT_ONCE = 50
-"""Highest number of events that the server returns for one request."""
+"""Maximum number of events that the server returns for one request."""
 
 
 def resource_id(run_id: str) -> str:
-    """The id of the resource in a run's events."""
+    """Return the id of the resource in a run's events."""
     return f"segue.run.{run_id}"
 
 
 def model_resource_id(name: str) -> str:
-    """The id of the resource in the events of a model's slots."""
+    """Return the id of the resource in the events of a model's slots."""
     return f"segue.model.{name}"
 
 
 class Announcer:
-    """An object that sends the events that the server does not have yet. The id of an event is derived from the id of
-    the log and the key of the event."""
+    """Sends the events that the server does not have. An event's id is derived from the log's id and the event's
+    key.
+    """
 
     def __init__(
         self, name: str, *, log_id: str, flow_run_id: UUID | None, logger: Logger, resource: str | None = None

@@ -1,5 +1,4 @@
-"""The artifacts of a run in the Prefect UI: their keys, the view of the run that they show, and their update in
-place."""
+"""Updates the artifacts of a run in the Prefect UI: their keys, and the view of the run that they show."""
 
 from __future__ import annotations
 
@@ -27,32 +26,32 @@ from segue.spec import RunSpec
 
 
 def artifact_key(run_id: str) -> str:
-    """The key of a run's artifact, in which Prefect permits only lower-case letters, digits and dashes."""
+    """Return the key of a run's artifact. Prefect permits only lower-case letters, digits and dashes in the key."""
     return "segue-" + re.sub(r"[^a-z0-9-]+", "-", run_id).strip("-")
 
 
 def described(view: RunView) -> str:
-    """The text of a run's progress artifact."""
+    """Return the text of a run's progress artifact."""
     return headline(view).replace("**", "")
 
 
 def share_of(view: RunView) -> float:
-    """The percentage of the run's steps that are done, for its progress artifact."""
+    """Return the percentage of the run's steps that are done, for its progress artifact."""
     return round(min(100.0 * view.summary.step / view.spec.steps, 100.0), 1)
 
 
 def page_artifact(spec: RunSpec, **runs: UUID | None) -> LiveArtifact:
-    """The artifact of the run's page."""
+    """Return the artifact of the run's page."""
     return LiveArtifact(artifact_key(spec.run_id), kind="markdown", **runs)
 
 
 def progress_artifact(spec: RunSpec, **runs: UUID | None) -> LiveArtifact:
-    """The artifact of the run's progress."""
+    """Return the artifact of the run's progress."""
     return LiveArtifact(artifact_key(f"{spec.run_id}-progress"), kind="progress", **runs)
 
 
 class LiveArtifact:
-    """One version of an artifact that is updated in place, because Prefect would keep every new version."""
+    """One version of an artifact. Updates change this version, because Prefect would keep every new version."""
 
     def __init__(
         self, key: str, *, kind: str, flow_run_id: UUID | None = None, task_run_id: UUID | None = None
@@ -91,7 +90,7 @@ class LiveArtifact:
 def view_of(
     runlog: RunLog, spec: RunSpec, *, now: datetime, waiting: str | None = None, unguarded: str | None = None
 ) -> RunView:
-    """The current view of the run.
+    """Return the current view of the run.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -107,7 +106,7 @@ def view_of(
 
 
 def picture_of(runlog: RunLog, *, now: datetime) -> Picture | None:
-    """The current plot of the run; None if matplotlib is not installed.
+    """Return the current plot of the run. Return None if matplotlib is not installed.
 
     Raises:
         StoreReadError: the store could not be read.

@@ -1,7 +1,6 @@
-"""The live view of a run. It keeps the page, the progress and the events of the run up to date while the segments train
-or wait.
+"""Keeps the page, the progress and the events of a run up to date while the segments train or wait.
 
-A separate thread does this work. The run does not depend on the thread, and no method waits for Prefect or for the
+A separate thread makes the updates. The run does not depend on the thread, and no method waits for Prefect or for the
 store.
 """
 
@@ -34,19 +33,19 @@ from segue.spec import RunSpec
 PERIOD_SECONDS = 30.0
 """Shortest time between two refreshes, in seconds."""
 _PICTURE_SECONDS, _PICTURE_COST = 60.0, 100.0
-"""Shortest time between two plots of a run if only steps are new. The first number is in seconds, the second is a
-multiple of the drawing time."""
+"""Shortest time between two plots if only steps are new: in seconds, and as a multiple of the drawing time."""
 _END_SECONDS = 5.0
 """Longest wait for the last refresh at the end of a run, in seconds."""
 _RETRY_SECONDS = 2.0
 _DRAWING_PAUSE = 9.0
-"""Shortest pause between two plots of this process, as a multiple of the last drawing time. With this pause, the plots
-use at most a tenth of a core."""
+"""Shortest pause between two plots of this process, as a multiple of the last drawing time.
+
+With this pause, the plots use at most a tenth of a core.
+"""
 
 
 class LiveRun:
-    """The live view of one run. It keeps the page, the progress and the events of the run up to date until it is
-    closed."""
+    """Keeps the page, the progress and the events of one run up to date until the end of its block."""
 
     def __init__(
         self,
@@ -88,11 +87,11 @@ class LiveRun:
             self._wake.set()
 
     def show(self, waiting: str | None) -> None:
-        """At the next refresh, show this text about the reason why the run waits."""
+        """Show this text at the next refresh, as the reason why the run waits."""
         self._waits["waiting"] = waiting
 
     def show_unguarded(self, unguarded: str | None) -> None:
-        """At the next refresh, show this text, which says why nothing would start the parent again if it died."""
+        """Show this text at the next refresh, as the reason why nothing would start a dead parent again."""
         self._waits["unguarded"] = unguarded
 
     def nudge(self) -> None:
@@ -100,8 +99,9 @@ class LiveRun:
         self._wake.set()
 
     def finish(self) -> None:
-        """Request a last refresh, and wait a few seconds for this refresh. If it fails, it is retried until the end of
-        the block."""
+        """Request a last refresh, and wait a few seconds for it. If it fails, it is retried until the end of the
+        block.
+        """
         self._last.set()
         self._wake.set()
         self._thread.join(_END_SECONDS)
@@ -144,7 +144,9 @@ class LiveRun:
         return True
 
     def _read(self) -> RunView:
-        """The current view of the run. If the store cannot be read, it is the last view, with this problem added."""
+        """Return the current view of the run. If the store cannot be read, return the last view, with this problem
+        added.
+        """
         now = self._clock.now()
         try:
             view = view_of(self._runlog, self._spec, now=now, **self._waits)
@@ -180,8 +182,7 @@ class LiveRun:
 
 
 class _Turns:
-    """The turns in which the runs of this process draw their plots, one run after the other. All runs together use at
-    most a tenth of a core."""
+    """Lets the runs of this process draw their plots one after the other, with at most a tenth of a core together."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -189,7 +190,7 @@ class _Turns:
 
     @contextmanager
     def turn(self, clock: Clock) -> Iterator[bool]:
-        """A block that may draw if it yields True. It never waits."""
+        """A context manager that never waits. It yields True if its block may draw."""
         is_mine = self._lock.acquire(blocking=False)
         started_at = clock.monotonic()
         is_free = is_mine and started_at >= self._free_at
@@ -207,7 +208,7 @@ _TURNS = _Turns()
 
 
 class _Picture:
-    """The plot of a run. It is drawn again after new attempts or decisions, and otherwise at long intervals."""
+    """The plot of a run. The plot is drawn again after new attempts or decisions, and otherwise at long intervals."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -216,7 +217,7 @@ class _Picture:
         self.newest: Picture | None = None
 
     def of(self, runlog: RunLog, view: RunView) -> Picture | None:
-        """The newest plot. None at the first call, because drawing would delay the submission of the first segment."""
+        """Return the newest plot. The first call returns None, because drawing would delay the first segment."""
         known, at = (len(view.history.reports), len(view.history.decisions)), self._clock.monotonic()
         if self._due_at is None:
             self._due_at = at

@@ -1,8 +1,7 @@
-"""A filter for log lines of Prefect's engines. It drops lines that have no information, and lines that alarm people
-without a reason.
+"""Filters log lines of Prefect's engines: drops lines without information, and lines that alarm without a reason.
 
-If a flow returns a state that is not Completed, Prefect's engine logs a traceback. If a task does so, the engine logs
-an error line. The state already shows how the flow or task ended.
+If a flow returns a state that is not Completed, Prefect's engine logs a traceback. If a task returns such a state, the
+engine logs an error line. The state already shows how the flow or task ended.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
 from segue.prefect.state_words import Word
 
 _OF_A_STATE = (CancelledRun, CrashedRun, FailedRun)
-"""Errors that the engine raises at its end for a state that the flow returned."""
+"""Errors that the engine raises at its end, because the flow returned a state that is not Completed."""
 _ENGINE_END = "Engine execution exited"
 _ORDINARY = (Word.PREEMPTED, Word.LOST, Word.FENCED, Word.NO_CAPACITY, Word.START_FAILED)
 """Ends of attempts after which the run continues by itself."""
 _ORDINARY_END = re.compile(rf"^Finished in state (Cancelled\(|\w+\(['\"]({'|'.join(_ORDINARY)}): )")
-"""Pattern of log lines about one of these ends, or about a cancellation by a person."""
+"""Pattern of log lines about an ordinary end of an attempt, or about a cancellation by a person."""
 _EMPTY = "Finished in state Completed()"
 
 
@@ -33,8 +32,7 @@ def quieten() -> None:
 
 
 def keeps(record: logging.LogRecord) -> bool:
-    """True if a line is kept. If the line is about the ordinary end of an attempt, it becomes a warning instead of an
-    error."""
+    """Whether a line is kept. A line about the ordinary end of an attempt becomes a warning instead of an error."""
     text = record.getMessage()
     error = record.exc_info[1] if record.exc_info else None
     if text == _EMPTY or (text.startswith(_ENGINE_END) and isinstance(error, _OF_A_STATE)):

@@ -20,8 +20,9 @@ Deliver = Callable[[Message], None]
 
 
 class ShownWait:
-    """The display of one attempt's waits. Each kind of wait is a separate task run. The kinds are the wait for
-    capacity, the back-off, and the boot."""
+    """Shows the waits of one attempt: for capacity, for the back-off, and for the boot. Each wait is a separate task
+    run.
+    """
 
     def __init__(self, deliver: Deliver, *, clock: Clock) -> None:
         """`deliver` sends a request in the background, as a messenger does."""
@@ -29,8 +30,9 @@ class ShownWait:
         self._node: _Node | None = None
 
     def show(self, waiting: str | None) -> None:
-        """Show this text about the reason why the attempt waits. None means that the attempt has a machine or has
-        ended."""
+        """Show this text as the reason why the attempt waits. None means that the attempt has a machine or has
+        ended.
+        """
         name = None if waiting is None else waiting.partition(": ")[0]
         if self._node is not None and self._node.name != name:
             self._node.end(self._clock.monotonic())
@@ -47,8 +49,7 @@ class ShownWait:
 
 
 class _Node:
-    """One task run in the graph. Each request sends the full current state of the task run, so it is safe to send a
-    request again."""
+    """One task run in the graph. Each request sends the full state of the task run, so a repeated request is safe."""
 
     def __init__(self, name: str, *, task: Task[..., object], flow_run_id: UUID, began_at: float) -> None:
         self.name, self.why = name, name
