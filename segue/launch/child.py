@@ -1,5 +1,4 @@
-"""A child process that trains. The module handles its standard input, its output, and the processes that it leaves
-behind."""
+"""Starts a child process that trains, and handles its standard input, its output, and the processes that it leaves."""
 
 from __future__ import annotations
 
@@ -15,12 +14,11 @@ from segue.process import has_members
 
 _LEFTOVER_POLL_SECONDS = 0.05
 _LEFTOVER_SECONDS = 2.0
-"""Seconds from SIGTERM to SIGKILL for processes that an ended child has left behind."""
+"""Seconds from SIGTERM to SIGKILL for the processes that an ended child has left."""
 
 
 class ChildProcess:
-    """A child process in a separate session. Because of the separate session, a signal to the parent's process group
-    reaches the child only once."""
+    """A child process in a separate session, so that a signal to the parent's process group reaches it only once."""
 
     def __init__(
         self,
@@ -50,8 +48,9 @@ class ChildProcess:
             self.process.stdin.close()
 
     def relay_to(self, on_line: OnLine | None) -> None:
-        """Call `on_line` with each line of the child's output. If `on_line` is None, the child writes to this process's
-        output."""
+        """Call `on_line` with each line of the child's output. If `on_line` is None, the child uses this process's
+        output.
+        """
         if on_line is not None and self.process.stdout is not None:
             self._relay = Relay(self.process.stdout, on_line)
 
@@ -80,7 +79,7 @@ class ChildProcess:
 
 
 def end_leftovers(leader: int) -> None:
-    """End all processes in the process group of an ended process. Send SIGTERM first, and then SIGKILL."""
+    """End all processes in the process group of an ended process, with SIGTERM and then with SIGKILL."""
     clock = SystemClock()
     with suppress(ProcessLookupError):
         if not has_members(leader):

@@ -1,6 +1,6 @@
 """Environment variables that limit the libraries below torch to deterministic kernels. This module is fast to import.
 
-The libraries read the variables once, at their first use, so the variables must be set before this use.
+The libraries read the variables once, at their first use. The variables must be set before this first use.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ DETERMINISTIC_VARIABLES: Mapping[str, str] = {
     "MKL_DYNAMIC": "FALSE",
     "OMP_DYNAMIC": "FALSE",
 }
-"""The values give a fixed workspace to each stream of cuBLAS, make MKL independent of the alignment of arrays, and make
-the number of threads independent of the machine's load."""
+"""The variables give each stream of cuBLAS a fixed workspace, and make MKL independent of the alignment of arrays.
+
+The number of threads no longer depends on the machine's load.
+"""
 
 
 def trainer_environment(*, is_deterministic: bool) -> dict[str, str]:

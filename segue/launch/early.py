@@ -1,8 +1,7 @@
-"""A trainer process that starts at the same time as its segment's engine. The imports of both take seconds, and run in
-parallel.
+"""Starts a trainer process at the same time as its segment's engine, because the imports of both take seconds.
 
-The trainer imports torch while the engine imports Prefect, and then waits for its assignment. If the process that
-started the trainer ends first, the trainer's standard input is closed, and the trainer ends too.
+The trainer imports torch while the engine imports Prefect. Then the trainer waits for its assignment. If the process
+that started the trainer ends first, the trainer's standard input is closed, and the trainer ends too.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from segue.launch.output import OnLine
 from segue.launch.registry import launch
 
 _waiting: list[ChildProcess] = []
-"""The trainer that waits for this process's first assignment. There is at most one."""
+"""The trainer that waits for this process's first assignment. The list has at most one trainer."""
 
 
 def start_early() -> None:
@@ -25,7 +24,7 @@ def start_early() -> None:
 
 
 def launch_soonest(assignment: Assignment, *, on_line: OnLine) -> Trainer:
-    """Start the trainer for an assignment. If the trainer that was started early is suitable, use it."""
+    """Start the trainer for an assignment. Use the trainer that was started early if it is suitable."""
     spec = assignment.spec
     fits = spec.ranks == 1 and not spec.trains_elsewhere
     if _waiting and fits and _waiting[0].process.poll() is None:

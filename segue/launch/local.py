@@ -1,4 +1,4 @@
-"""The trainers on this machine. A trainer is one child process, or several ranks that torchrun starts."""
+"""Starts trainers on this machine: one child process, or several ranks that torchrun starts."""
 
 from __future__ import annotations
 
@@ -54,13 +54,12 @@ class _OnThisMachine:
 
 
 class ProcessTrainer(_OnThisMachine):
-    """One child process in a separate session. Because of the separate session, a signal to the parent's process group
-    reaches the child only once."""
+    """One child process in a separate session, so that a signal to the parent's process group reaches it only once."""
 
     def __init__(
         self, assignment: Assignment, *, on_line: OnLine | None = None, child: ChildProcess | None = None
     ) -> None:
-        """Start the process. If `child` is given, use this process, which already waits for its assignment."""
+        """Start the process. If `child` is given, use `child`, which already waits for its assignment."""
         env = trainer_environment(is_deterministic=assignment.spec.deterministic)
         self._child = child or ChildProcess(TRAINER_COMMAND, has_stdin=True, has_output=on_line is not None, env=env)
         self._child.give(assignment.model_dump_json())
@@ -130,7 +129,7 @@ class RanksTrainer(_OnThisMachine):
         env: Mapping[str, str] | None = None,
         nodes: Nodes = ALONE,
     ) -> None:
-        """Start `count` ranks on this machine. If there are several `nodes`, every node must use the same count."""
+        """Start `count` ranks on this machine. If there are several `nodes`, use the same count on every node."""
         self._folder, self._count = folder, count
         self._ended_with: int | None = None
         torchrun = [sys.executable, "-m", "segue.launch.torchrun", *_meeting(nodes)]
@@ -148,8 +147,7 @@ class RanksTrainer(_OnThisMachine):
 
     @property
     def have_left(self) -> bool:
-        """Whether all ranks of this machine have ended by themselves. torchrun may then still wait for the ranks on
-        other machines."""
+        """Whether all ranks of this machine have ended by themselves. torchrun may still wait for ranks elsewhere."""
         return self._folder.have_left(self._count)
 
     @property
@@ -200,7 +198,7 @@ class RanksTrainer(_OnThisMachine):
 
 
 def _meeting(nodes: Nodes) -> list[str]:
-    """The options of torchrun that set the address at which the ranks meet."""
+    """Return the options of torchrun that set the address at which the ranks meet."""
     own = own_address(nodes)
     local = ["--local-addr", own] if own is not None else []
     if nodes.how_many == 1:
@@ -224,8 +222,9 @@ def _environment(count: int, given: Mapping[str, str], nodes: Nodes) -> dict[str
 
 
 def accelerators() -> int:
-    """Number of accelerators of this machine. A separate process asks torch, because this process does not import
-    torch."""
+    """Return the number of accelerators of this machine. A separate process asks torch, to keep torch out of this
+    process.
+    """
     ask = "import torch; print(torch.cuda.device_count())"
     found = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
     return int(found.stdout) if found.returncode == 0 else 1

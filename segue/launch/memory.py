@@ -1,9 +1,7 @@
-"""The memory of a process tree. The module reads how often the kernel killed a process for lack of memory, and reads
-the memory limit.
+"""Reads the memory limit of a process tree, and how often the kernel killed a process for lack of memory.
 
-The kernel counts kills for lack of memory for each control group (cgroup). It also counts them for the whole machine,
-in /proc/vmstat. Source: the kernel's documentation of cgroup v2 (`memory.events`, `memory.max`) and of v1
-(`memory.oom_control`).
+The kernel counts these kills for each control group (cgroup), and for the whole machine in /proc/vmstat. Source: the
+kernel's documentation of cgroup v2 (`memory.events`, `memory.max`) and of v1 (`memory.oom_control`).
 """
 
 from __future__ import annotations
@@ -18,24 +16,23 @@ from typing import Self
 _GIB = 2**30
 _RECENT_SECONDS = 5.0
 _UNLIMITED_BYTES = 2**60
-"""A larger value means that there is no limit. Without a limit, cgroup v1 gives a number near 2^63."""
+"""Values above this number mean that there is no limit. Without a limit, cgroup v1 gives a number near 2^63."""
 _LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""File names of cgroup versions 2 and 1. For each version, the files with the limit and with the use, and the key in
-memory.stat for pages that the kernel can reclaim."""
+"""File names of cgroup versions 2 and 1: the limit, the use, and the key in memory.stat for reclaimable pages."""
 
 
 @dataclass(frozen=True)
 class MemoryKills:
-    """Number of kills for lack of memory so far, in this process's control group and on this machine."""
+    """Number of kills for lack of memory up to now, in this process's control group and on this machine."""
 
     group: int | None
-    """Kills in this process's control group; None if there is no control group."""
+    """Kills in this process's control group. The value is None if there is no control group."""
     machine: int | None
     trainer: int | None = None
-    """Kills in the trainer's control group; None if the trainer is in the same group as this process."""
+    """Kills in the trainer's control group. The value is None if the trainer is in the group of this process."""
 
     @classmethod
     def now(cls, trainer_groups: Sequence[Path] = ()) -> Self:
@@ -48,12 +45,11 @@ class MemoryKills:
 
     def evidence(self, later: MemoryKills, *, was_killed: bool) -> str | None:
         """Return the evidence that the kernel killed a process for lack of memory between these counters and `later`.
-        Return None if there is no evidence.
 
-        If the Linux kernel kills a process because memory is short, the counter of the cgroup of this process rises. If
-        the trainer's group cannot be read, kills elsewhere on the machine count too. They count only if SIGKILL killed
-        the process (`was_killed`), because a process that ended in another way must not be linked to the kill of
-        another program.
+        Return None if there is no evidence. If the kernel kills a process for lack of memory, the counter of the cgroup
+        of this process rises. If the trainer's group cannot be read, kills elsewhere on the machine count too. They
+        count only if SIGKILL killed the process (`was_killed`). A process that ended in another way must not be linked
+        to the kill of another program.
         """
         if _has_grown(self.group, later.group) or _has_grown(self.trainer, later.trainer):
             return "the kernel counted a kill for lack of memory in its control group"
@@ -66,18 +62,19 @@ class MemoryKills:
 
 
 class RecentKills:
-    """The number of kills for lack of memory a few seconds ago. A comparison with this number leaves out old kills,
-    which are not the cause of an end."""
+    """The number of kills for lack of memory a few seconds ago, so that older kills are not taken as the cause of an
+    end.
+    """
 
     def __init__(self, trainer_pid: int | None = None) -> None:
-        """`trainer_pid` is a process whose control group also counts. This process may move to another group."""
+        """The control group of the process `trainer_pid` also counts. This process may move to another group."""
         self._pid = trainer_pid
         self._groups: list[Path] = _own_groups(trainer_pid)
         self._older = self._newer = MemoryKills.now(self._groups)
         self._read_at = 0.0
 
     def look(self, at: float) -> None:
-        """Read the counters again, at most every five seconds; `at` is the monotonic time in seconds."""
+        """Read the counters again, at most every five seconds. `at` is the monotonic time in seconds."""
         if at - self._read_at < _RECENT_SECONDS:
             return
         # The group must be read while the trainer runs, because an ended process is in no group.
@@ -88,8 +85,7 @@ class RecentKills:
         self._older, self._newer, self._read_at = self._newer, MemoryKills.now(self._groups), at
 
     def evidence(self, *, was_killed: bool) -> str | None:
-        """Return the evidence that the kernel killed a process for lack of memory since `before`. Return None if there
-        is no evidence."""
+        """Return the evidence that the kernel killed a process for lack of memory since `before`, or None."""
         return self.before.evidence(MemoryKills.now(self._groups), was_killed=was_killed)
 
     @property
@@ -99,7 +95,7 @@ class RecentKills:
 
 
 def limit_bytes() -> int | None:
-    """Smallest memory limit of this process's control groups, in bytes; None if there is no limit."""
+    """Return the smallest memory limit of this process's control groups in bytes. Return None if there is no limit."""
     found = []
     for folder in (folder for chain in _groups() for folder in chain):
         for name, *_ in _LIMITS:
@@ -110,24 +106,24 @@ def limit_bytes() -> int | None:
 
 
 def free_bytes() -> float:
-    """Memory in bytes that processes can still take on this machine and in its container; infinite if unknown."""
+    """Return the bytes that processes can still take on this machine and in its container. Infinite if unknown."""
     return min(_free_on_machine(), *(_left_in(folder) for chain in _groups() for folder in chain), math.inf)
 
 
 def peak_bytes() -> int:
-    """Largest resident memory of this process since its start, in bytes."""
+    """Return the largest resident memory of this process since its start, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB.
 
 
 def unreclaimable_bytes() -> int | None:
-    """Current memory of this process that the kernel cannot reclaim, in bytes: anonymous and shared pages."""
+    """Return the bytes of this process that the kernel cannot reclaim: anonymous and shared pages."""
     counts = [_count(Path("/proc/self/status"), name) for name in ("RssAnon:", "RssShmem:")]
     known = [count for count in counts if count is not None]
     return sum(known) * 1024 if known else None
 
 
 def in_words(peak: int | None, limit: int | None) -> str:
-    """The peak and the limit as text for a message; empty if both are unknown."""
+    """Return the peak and the limit as text for a message. The text is empty if both are unknown."""
     parts = []
     if peak:
         parts.append(f"peak memory {peak / _GIB:.2f} GiB")
@@ -142,7 +138,9 @@ def _free_on_machine() -> float:
 
 
 def _left_in(folder: Path) -> float:
-    """Free memory of a control group in bytes. Cached file pages count as free, because the kernel can reclaim them."""
+    """Return the free bytes of a control group. Cached file pages count as free, because the kernel can reclaim
+    them.
+    """
     for limit_name, used_name, cache in _LIMITS:
         limit, used = (_read(folder / name).strip() for name in (limit_name, used_name))
         if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED_BYTES:
@@ -165,7 +163,7 @@ def _own_groups(pid: int | None) -> list[Path]:
 
 
 def _groups(process: str = "self") -> list[list[Path]]:
-    """Memory control group of a process and its parent groups, in every mounted hierarchy."""
+    """Return the memory control group of a process and its parent groups, in every mounted hierarchy."""
     found = []
     for line in _read(Path("/proc", process, "cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -181,8 +179,7 @@ def _groups(process: str = "self") -> list[list[Path]]:
 
 
 def _mounts(controllers: str) -> list[Path]:
-    """Mount points of a cgroup hierarchy. If `controllers` is empty, the hierarchy is cgroup v2, otherwise it is the v1
-    hierarchy of this controller."""
+    """Return the mount points of the v1 hierarchy of a controller. An empty `controllers` means cgroup v2."""
     found = []
     for line in _read(Path("/proc/self/mounts")).splitlines():
         _, where, kind, options, *_ = line.split(" ")

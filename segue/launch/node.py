@@ -1,9 +1,10 @@
-"""One node's part of an attempt on several nodes. The command is `python -m segue.launch.node`.
+"""Runs one node's part of an attempt on several nodes. The command is `python -m segue.launch.node`.
 
 The process reads the assignment from standard input. `srun` starts the process once on each node of a Slurm job, with
-the same input on every node. If the attempt has a single rank, this process becomes the trainer. Otherwise it starts
-the ranks of its node with torchrun, and passes notices to the ranks. On node 0, the exit code of the process is the
-exit code of rank 0. On other nodes, the exit code is 0, unless the ranks could not begin.
+the same input on every node. If the attempt has a single rank, this process becomes the trainer. If the attempt has
+several ranks, the process starts the ranks of its node with torchrun, and passes notices to the ranks. On node 0, the
+exit code of the process is the exit code of rank 0. On other nodes, the exit code is 0. The exception is a node whose
+ranks could not begin.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _OTHERS_SECONDS = 30.0
 def nodes_of_slurm(variables: Mapping[str, str]) -> Nodes:
     """Read this node's number and the meeting point from the variables of the Slurm step.
 
-    The port is computed from the job's id, so that two jobs on one node use different ports. The job's script, which
-    calls srun, runs on the first node. Source: srun's documentation of its output environment variables.
+    The port is computed from the job's id, so that two jobs on one node use different ports. The job's script runs on
+    the first node and calls srun. Source: srun's documentation of its output environment variables.
     """
     return Nodes(
         how_many=int(variables["SLURM_STEP_NUM_NODES"]),
@@ -42,10 +43,10 @@ def nodes_of_slurm(variables: Mapping[str, str]) -> Nodes:
 
 
 def run_node(assignment: Assignment, nodes: Nodes) -> int:
-    """Train this node's part of an attempt, and return the exit code. If one process trains alone, the function does
-    not return.
+    """Train this node's part of an attempt, and return the exit code.
 
-    Only the main thread may call this function, because the function handles signals.
+    If one process trains alone, the function does not return. Only the main thread may call it, because it handles
+    signals.
     """
     count = (assignment.spec.ranks or 0) // nodes.how_many or accelerators()
     if count * nodes.how_many == 1:
@@ -87,8 +88,9 @@ def _run_ranks(assignment: Assignment, count: int, nodes: Nodes) -> int:
 
 
 def _wait(trainer: RanksTrainer, nodes: Nodes) -> int:
-    """Wait for the trainer's exit code. If the ranks of other nodes run half a minute longer than the ranks of this
-    node, kill the trainer."""
+    """Wait for the trainer's exit code. If ranks of other nodes run half a minute longer than own ranks, kill the
+    trainer.
+    """
     clock, left_at = SystemClock(), math.inf
     while (code := trainer.wait(_LOOK_SECONDS)) is None:
         if left_at == math.inf and trainer.have_left:
@@ -99,7 +101,7 @@ def _wait(trainer: RanksTrainer, nodes: Nodes) -> int:
 
 
 def main() -> int:
-    """Run this node's part of the assignment from standard input; return the exit code."""
+    """Run this node's part of the assignment from standard input. Return the exit code."""
     # Signals are blocked until they can be passed on, because a notice may arrive before that.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*_NOTICES, DUMP_SIGNAL))
     assignment = Assignment.model_validate_json(sys.stdin.buffer.read())

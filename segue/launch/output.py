@@ -1,5 +1,4 @@
-"""The output of a trainer. The module makes pipes that do not end or slow down their writer, and selects the lines to
-show.
+"""Handles the output of a trainer: pipes that never end or slow down their writer, and the choice of shown lines.
 
 The reader of a pipe (engine, worker, terminal) may end. Without this module, the next print of the writer would then
 fail.
@@ -31,7 +30,7 @@ _POLL_SECONDS = 0.5
 _FULL_POLLS = 4
 """Number of polls with a full pipe after which the pipe counts as unread."""
 _MOST_WAITING = 1_000
-"""Largest number of lines that wait to be shown; older lines are dropped."""
+"""Maximum number of lines that wait to be shown. Older lines are dropped."""
 _MOST_LINE_CHARACTERS = 4_000
 _BURST_LINES = 500
 _LINES_PER_SECOND = 20.0
@@ -45,24 +44,23 @@ _SAYS_WHY = re.compile(
 
 
 class Line(NamedTuple):
-    """One line of a trainer's output. If the line begins with a log level, it has this level, otherwise INFO."""
+    """One line of a trainer's output, with the log level at its beginning. Without a log level, the level is INFO."""
 
     level: int
     text: str
 
 
 OnLine = Callable[[Line], None]
-"""A function that is called with each shown line. If the function raises an error, segue continues to read the
-output."""
+"""A function that segue calls with each shown line. If it raises an error, segue continues to read the output."""
 
 
 def survive_broken_output(owner: ProcessRef | None = None) -> None:
     """Make writes to standard output and error succeed even if no process reads them any longer.
 
-    This function is for a process whose output goes through a pipe to its parent or to `owner`. The process keeps its
+    Use this function for a process whose output goes through a pipe to its parent or to `owner`. The process keeps its
     own pipes open for reading. If the reader has ended, or has not read a full pipe for two seconds, the process
-    empties the pipe, and the output in the pipe is lost. The call has no effect if the output is a file, or if there is
-    no /proc. A second call also has no effect, because a process may run many flows.
+    empties the pipe. The output in the pipe is then lost. The call has no effect if the output is a file, or if there
+    is no /proc. A second call has no effect, because a process may run many flows.
     """
     with _LOCK:
         if os.getpid() in _SURVIVING:  # A fork inherits the set, not the thread.
@@ -80,11 +78,11 @@ def survive_broken_output(owner: ProcessRef | None = None) -> None:
 
 
 class Relay:
-    """A relay for the output of a process. It reads the output without delay, and passes lines on at a limited rate.
+    """Reads the output of a process without delay, and passes lines on at a limited rate.
 
-    Secrets of this process's environment are hidden in the lines. If a line is redrawn with carriage returns, like a
-    progress bar, only its last state is shown. After the first 500 lines, at most 20 lines a second are shown. The
-    relay drops the other lines, and counts them.
+    The relay hides secrets of this process's environment. If a program redraws a line with carriage returns, like a
+    progress bar, the relay shows only the line's last state. After the first 500 lines, the relay shows at most 20
+    lines a second. It drops the other lines, and counts them.
     """
 
     def __init__(self, stream: IO[bytes], on_line: OnLine) -> None:
@@ -100,7 +98,7 @@ class Relay:
         self._shower.start()
 
     def close(self) -> None:
-        """Wait until all written output has been passed on, for at most a few seconds."""
+        """Wait for at most a few seconds until the relay has passed on all written output."""
         self._reader.join(_END_SECONDS)
         self._shower.join(_END_SECONDS)
 
@@ -144,8 +142,9 @@ class Relay:
                 self._clock.sleep(1.0)
 
     def _take(self, most: int) -> tuple[list[str], int]:
-        """Take the next lines to show. At the end of the output, take the newest lines, because these lines name the
-        cause of the end."""
+        """Take the next lines to show. At the end of the output, take the newest lines, which name the cause of the
+        end.
+        """
         if self._has_ended:
             most = max(most, int(_LINES_PER_SECOND) * 5)
             while len(self._waiting) > most:
@@ -166,8 +165,9 @@ class Relay:
 
 
 def line_of(text: str) -> Line:
-    """Make the line to show. It is the last state of the line, shortened to a readable length, with the log level from
-    the beginning of the line."""
+    """Return the line to show: the line's last state, shortened to a readable length, with the log level at its
+    start.
+    """
     text = text.rstrip("\r").rpartition("\r")[2]
     found = _LEVEL.match(text)
     level = logging.getLevelNamesMapping()[found[1]] if found else logging.INFO
@@ -180,7 +180,7 @@ def _text(line: bytes) -> str:
 
 
 def _reading_end(descriptor: int) -> int | None:
-    """Open a reading end of the pipe at `descriptor`; None if the descriptor is not a pipe."""
+    """Open a reading end of the pipe at `descriptor`. Return None if the descriptor is not a pipe."""
     try:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return None
@@ -211,7 +211,7 @@ def _is_full(end: int) -> bool:
 
 
 class LastLines:
-    """An object that passes lines on, and keeps the newest lines."""
+    """Passes lines on, and keeps the newest lines."""
 
     def __init__(self, on_line: OnLine) -> None:
         self._on_line = on_line
@@ -226,8 +226,10 @@ class LastLines:
         return list(self._kept)[-count:]
 
     def why(self) -> str:
-        """Return the newest lines that name a cause. If no line names a cause, return the newest lines. Empty if there
-        was no output."""
+        """Return the newest lines that name a cause. If no line names a cause, return the newest lines.
+
+        The result is empty if there was no output.
+        """
         lines = [text.strip() for text in list(self._kept) if text.strip()]
         quoted = [text for text in lines if _SAYS_WHY.search(text)] or lines
         return " | ".join(text[:_MOST_CHARACTERS] for text in quoted[-_QUOTED:])

@@ -1,5 +1,4 @@
-"""Problems that would prevent a run's trainers from running on a cluster. They are found before the start of the
-run."""
+"""Describes problems that would prevent a run's trainers from running on a cluster, before the run starts."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 log = logging.getLogger(__name__)
 
 Pairs = tuple[tuple[str, str], ...]
-"""Pairs of a problem and its fix."""
+"""Pairs of a problem and the fix of this problem."""
 
 
 class Problem(BaseModel):
@@ -22,8 +21,7 @@ class Problem(BaseModel):
     what: str
     fix: str
     is_certain: bool = True
-    """Whether the problem is certain. If the problem is not certain, trainers may still run, and no run is refused
-    because of it."""
+    """Whether the problem is certain. A problem that is not certain is no reason to refuse a run."""
 
 
 def as_pairs(problems: Iterable[Problem]) -> Pairs:
@@ -31,7 +29,7 @@ def as_pairs(problems: Iterable[Problem]) -> Pairs:
 
 
 def refusals(problems: Iterable[Problem]) -> Pairs:
-    """Return the certain problems, because of which a run is refused. Log all other problems."""
+    """Return the certain problems, which are reasons to refuse a run. Log all other problems."""
     found = []
     for problem in dict.fromkeys(problems):
         if problem.is_certain:

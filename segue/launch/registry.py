@@ -1,5 +1,4 @@
-"""The choice of the place where a trainer is started. It is started on this machine, or by the launcher of the run
-spec."""
+"""Starts each trainer in the right place: on this machine, or with the launcher of the run spec."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ LAUNCHERS: dict[str, type[SlurmTrainer | RayTrainer]] = {"slurm": SlurmTrainer, 
 
 
 def require_clusters(spec: RunSpec) -> None:
-    """Refuse a run whose trainers cannot run on its cluster. A cluster that only the segments can reach is not checked.
+    """Refuse a run whose trainers cannot run on its cluster. A cluster that this machine cannot reach is not checked.
 
     Raises:
-        SlurmSetupError, RaySetupError: there are problems; the message has each problem and its fix.
+        SlurmSetupError, RaySetupError: there are problems. The message has each problem and its fix.
     """
     if has_slurm():
         require_slurm(spec)
@@ -30,14 +29,13 @@ def require_clusters(spec: RunSpec) -> None:
 
 
 def launch_standby(spec: RunSpec, *, on_line: OnLine | None = None) -> StandbyTrainer:
-    """Start a standby's trainer on this machine, before it has an assignment. Launchers for other machines have no
-    standbys."""
+    """Start a standby's trainer on this machine, before it has an assignment. Other launchers have no standbys."""
     assert not spec.trains_elsewhere, "the policy plans no standby for a run that trains elsewhere"
     return launch_standby_here(spec, on_line=on_line)
 
 
 def launch(assignment: Assignment, *, on_line: OnLine | None = None) -> Trainer:
-    """Start the trainer for an assignment. `on_line` is called with each line of the trainer's output."""
+    """Start the trainer for an assignment. The launcher calls `on_line` with each line of the trainer's output."""
     for table, start in LAUNCHERS.items():
         if getattr(assignment.spec, table) is not None:
             return start(assignment, on_line=on_line)

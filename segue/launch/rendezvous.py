@@ -1,9 +1,8 @@
-"""Messages between a launcher and its ranks. The messages are files in a folder that only the launcher and its ranks
-use.
+"""Exchanges messages between a launcher and its ranks, as files in a folder that only these processes use.
 
 torchrun runs between the launcher and the ranks. torchrun passes no input to the ranks, ends all ranks half a minute
-after a SIGTERM, and returns one exit code for all ranks. So the launcher sends notices directly to the ranks, and each
-rank writes its own exit code.
+after a SIGTERM, and returns one exit code for all ranks. Therefore the launcher sends notices directly to the ranks,
+and each rank writes its own exit code.
 
 The module also chooses the address, port and network interface at which the ranks of several machines meet.
 """
@@ -27,24 +26,25 @@ from segue.process import ProcessRef
 from segue.spec import RunSpec
 
 RANKS_VARIABLE = "SEGUE_RANKS"
-"""Environment variable that segue sets for the ranks of an attempt. torchrun's own variables may also come from outside
-the segment."""
+"""Environment variable that segue sets for the ranks of an attempt.
+
+torchrun's own variables may also come from outside the segment.
+"""
 RAY_NODE, KUBERNETES_NODE = "SEGUE_RAY_NODE", "SEGUE_KUBERNETES_NODE"
-"""Environment variables with the name of the node on which ranks run: the id of a Ray node, the name of a Kubernetes
-node."""
+"""Environment variables with the name of the node on which ranks run: a Ray node's id, or a Kubernetes node's name."""
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 12_000, 20_000
-"""First port and number of ports for the meeting of ranks. These ports are below the ports that systems give to
-clients."""
+"""First port and number of ports at which ranks meet. Systems give only higher ports to clients."""
 _FIRST_FREE_PORT, _FREE_PORTS = 20_000, 12_000
-"""First port and number of ports from which a free port is chosen. Ray gives its workers ports up to 19999."""
+"""First port and number of ports for the choice of a free port. Ray gives its workers ports up to 19999."""
 _GET_ADDRESS = 0x8915
 """The Linux request SIOCGIFADDR; see netdevice(7)."""
 
 
 class LaunchFolder:
-    """The launch folder of one attempt. The processes that use the folder may be killed at any moment. So if a file is
-    missing, the fact in this file is not known yet."""
+    """The launch folder of one attempt. A process may be killed before it writes its file, so each file may be
+    missing.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,7 +71,7 @@ class LaunchFolder:
 
     @property
     def assignment(self) -> Assignment | None:
-        """The assignment of the ranks; None if the ranks are a standby that has no assignment yet."""
+        """The assignment of the ranks. The value is None if the ranks are a standby without an assignment."""
         try:
             return Assignment.model_validate_json((self.path / "assignment.json").read_bytes())
         except FileNotFoundError:
@@ -100,7 +100,7 @@ class LaunchFolder:
         return ProcessRef.parse((self.path / "owner").read_text())
 
     def has_owner(self) -> bool:
-        """Whether the owner still runs."""
+        """Whether the process that started the ranks still runs."""
         return self.owner.is_alive()
 
     def enter(self, rank: int) -> list[signal.Signals]:
@@ -114,14 +114,15 @@ class LaunchFolder:
             self._put(f"exit-{rank}", exit_code)
 
     def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Send a termination notice as a signal to every rank. Ranks that are still starting find the notice in the
-        folder."""
+        """Send a termination notice as a signal to every rank. A rank that is starting reads the notice from the
+        folder.
+        """
         with suppress(OSError):  # No folder after the ranks' end.
             (self.path / f"notice-{int(number)}").touch()
         self.signal(number)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to every rank that has registered, has not called `leave`, and still runs."""
+        """Send a signal to every running rank that has registered and has not called `leave`."""
         ended = self._by_number("exit")
         for rank, text in self._by_number("pid").items():
             process = ProcessRef.parse(text)
@@ -130,11 +131,13 @@ class LaunchFolder:
                     os.kill(process.pid, number)
 
     def leaders(self) -> list[int]:
-        """Process id of every registered rank. Each rank leads its own process group."""
+        """Return the process id of every registered rank. Each rank leads its own process group."""
         return [ProcessRef.parse(text).pid for text in self._by_number("pid").values()]
 
     def exit_code(self) -> int | None:
-        """Exit code of rank 0, or of the lowest rank that wrote an exit code; None if no rank wrote an exit code."""
+        """Return the exit code of the lowest rank that wrote an exit code. Return None if no rank wrote an exit
+        code.
+        """
         codes = self._by_number("exit")
         return int(codes[min(codes)]) if codes else None
 
@@ -152,7 +155,7 @@ class LaunchFolder:
         half.rename(self.path / name)
 
     def _by_number(self, kind: str) -> dict[int, str]:
-        """Contents of the files of this kind, by the number in the file name. The number is a rank or a signal."""
+        """Return the contents of the files of this kind, by the rank or signal number in the file name."""
         found = {}
         for path in self.path.glob(f"{kind}-*"):
             with suppress(OSError):
@@ -161,7 +164,7 @@ class LaunchFolder:
 
 
 class Nodes(NamedTuple):
-    """This machine's number among the machines of an attempt, and the meeting point of the ranks."""
+    """This machine's number among the machines of an attempt, and the address at which the ranks meet."""
 
     how_many: int
     number: int
@@ -176,7 +179,7 @@ ALONE = Nodes(how_many=1, number=0, address=LOOPBACK, port=0)
 
 
 def own_address(nodes: Nodes) -> str | None:
-    """IPv4 address of this machine on the route to machine 0; None if there is no route. The function sends nothing."""
+    """Return this machine's IPv4 address on the route to machine 0, or None without a route. Send nothing."""
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as made, suppress(OSError):
         made.connect((nodes.address, nodes.port or FIRST_PORT))
         address: str = made.getsockname()[0]
@@ -185,7 +188,9 @@ def own_address(nodes: Nodes) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """Network interface with this IPv4 address; None if no interface has this address, or if the system cannot tell."""
+    """Return the network interface with this IPv4 address. Return None if there is none, or if the system cannot
+    tell.
+    """
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as asked:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # It has no address.

@@ -1,5 +1,4 @@
-"""The program that runs torchrun without termination signals. The command is `python -m segue.launch.torchrun` with
-torchrun's arguments.
+"""Runs torchrun without termination signals: `python -m segue.launch.torchrun` with torchrun's arguments.
 
 Platforms send signals to every process of a machine. After a SIGTERM, torchrun would end its ranks within half a
 minute, even while they save. With this program, the ranks themselves act on the notice, and torchrun ends after the
@@ -21,7 +20,7 @@ _POLL_SECONDS = 0.5
 
 
 def main() -> None:
-    """Run torchrun, and ignore signals. Ranks inherit this setting until they install their own handlers."""
+    """Run torchrun, and ignore signals. The ranks also ignore signals until they install their own handlers."""
     parent, folder = Parent(), LaunchFolder(Path(sys.argv[-1]))
     for number in _FOR_RANKS:
         signal.signal(number, signal.SIG_IGN)
@@ -32,8 +31,7 @@ def main() -> None:
 
 
 def thaw_orphans(folder: LaunchFolder, parent: Parent) -> None:
-    """Resume suspended ranks after the parent has ended, because suspended ranks would not notice that they are
-    orphans."""
+    """Resume suspended ranks after the parent has ended. Suspended ranks would not detect that they are orphans."""
     pause = threading.Event()
     while parent.is_alive():
         pause.wait(_POLL_SECONDS)

@@ -1,1 +1,1 @@
-"""Scheduled retraining: a window of data, the check of the window, evaluation, and the log of models in service."""
+"""Scheduled retraining: a window of data, the gate, the evaluation, and the log of models in service."""

@@ -1,4 +1,4 @@
-"""The differences between two versions of a model. The module is pure."""
+"""Computes the differences between two versions of a model. The module is pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from segue.units import money
 
 
 class Difference(NamedTuple):
-    """A property in which two versions differ. If a version does not have the property, its value is None."""
+    """A property in which two versions differ. The value of a version without the property is None."""
 
     what: str
     one: str | None
@@ -20,7 +20,7 @@ class Difference(NamedTuple):
 
 
 def differences(models: Models, one: int, other: int) -> list[Difference]:
-    """All differences of two versions: slot, run, data, check of the data, configuration, code, metrics and cost.
+    """Return all differences of two versions: slot, run, data, gate, configuration, code, metrics and cost.
 
     Raises:
         UnknownVersionError: there is no such version.

@@ -1,2 +1,1 @@
-"""Trainers on Ray. A trainer is a placement group of actors on a Ray cluster. A driver process starts and watches the
-actors."""
+"""Runs trainers on Ray: a placement group of actors, which a driver process starts and watches."""

@@ -1,9 +1,9 @@
-"""The actor of one bundle. It starts the bundle's ranks as separate processes, and answers each call immediately.
+"""Defines the actor of one bundle, which starts the bundle's ranks as processes and answers each call immediately.
 
 A trainer needs a main thread for its signals, so it cannot run inside an actor. If the actor's process ends for any
-reason, the ranks of the actor are orphans. Orphans commit their last step and end. Ray does not end the actor if its
-raylet is lost or the head restarts. The ranks then continue to train until the next attempt fences them, or until the
-actor ends itself because no driver has called it for a minute.
+reason, the ranks of the actor become orphans. Orphans commit their last step and end. Ray does not end the actor if its
+raylet is lost or the head restarts. The ranks then continue to train until the next attempt fences them. An actor also
+ends itself if no driver has called it for a minute.
 """
 
 from __future__ import annotations
@@ -31,28 +31,30 @@ from segue.launch.rendezvous import RAY_NODE, LaunchFolder, Nodes, free_port
 
 _MOST_LINES = 2_000
 _UNASKED_SECONDS = 60.0
-"""If no driver has called the actor for this many seconds, the actor ends."""
+"""Seconds without a call by a driver, after which the actor ends."""
 _LEAVES_CHILDREN = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}}
-"""Setting that keeps the ranks alive if Ray ends the actor's process, so that the ranks can commit their last step.
-Source: Ray's documentation of the lifetimes of user-spawned processes."""
+"""Setting that keeps the ranks alive if Ray ends the actor's process, so that they can commit their last step.
+
+Source: Ray's documentation of the lifetimes of user-spawned processes.
+"""
 _NOT_PASSED_ON = ("RAY_", "CUDA_", "NVIDIA_", "LD_", "OMP_", "SLURM_")
-"""Prefixes of variables that are specific to a node."""
+"""Prefixes of variables that belong to one node."""
 
 
 class RanksAnswer(BaseModel):
     """The actor's answer about its ranks."""
 
     code: int | None
-    """Exit code of the trainer; None until its ranks have ended."""
+    """Exit code of the trainer. The value is None until the trainer's ranks have ended."""
     have_left: bool
     """Whether the ranks have ended by themselves. torchrun may still wait for the ranks of other bundles."""
     lines: tuple[str, ...]
-    """Lines of output since the last answer."""
+    """Lines of output since the previous answer."""
     was_out_of_memory: bool = False
 
 
 def facts_here(folder: str) -> NodeFacts:
-    """Collect the facts about this process. Ray also calls this function as a task."""
+    """Collect the node, the versions and the folder of this process. Ray also calls this function as a task."""
     import ray
 
     try:
@@ -70,13 +72,14 @@ def facts_here(folder: str) -> NodeFacts:
 
 
 def shared_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of the segment that ranks get. If a node itself sets a variable, its ranks keep
-    the value of the node."""
+    """Return the segment's environment variables for its ranks. A variable that a node itself sets keeps its value
+    there.
+    """
     return {name: value for name, value in variables.items() if not name.startswith(_NOT_PASSED_ON)}
 
 
 class BundleActor:
-    """An actor that starts and controls the ranks of one bundle. No call waits for the ranks."""
+    """Starts and controls the ranks of one bundle. No call waits for the ranks."""
 
     def __init__(self) -> None:
         self._trainer: ProcessTrainer | RanksTrainer | None = None
@@ -93,7 +96,7 @@ class BundleActor:
         return free_port()
 
     def start(self, assignment: str, nodes: Nodes, *, folder: str, variables: Mapping[str, str]) -> None:
-        """Start the ranks. `nodes` has the number of this bundle and the meeting point of the ranks."""
+        """Start the ranks. `nodes` has the number of this bundle, and the address at which the ranks meet."""
         given = Assignment.model_validate_json(assignment)
         assert given.spec.ranks is not None
         assert given.spec.ray is not None
@@ -125,8 +128,7 @@ class BundleActor:
         return RanksAnswer(code=code, have_left=have_left, lines=lines, was_out_of_memory=is_memory)
 
     def tell(self, what: str, number: int = 0) -> None:
-        """Pass an order to the ranks. `what` is the name of a method of `Trainer`, and `number` is the signal of a
-        notice."""
+        """Pass an order to the ranks. `what` names a method of `Trainer`, and `number` is the signal of a notice."""
         if self._trainer is None:
             return
         if what == "give_notice":
@@ -149,6 +151,5 @@ class BundleActor:
 
 
 def remote_class(ray: Any) -> Any:
-    """Make the class of the actor. Ray starts the actor once, and never restarts it. The end of the actor does not end
-    its ranks."""
+    """Return the class of the actor. Ray never restarts the actor, and the actor's end does not end its ranks."""
     return ray.remote(max_restarts=0, max_task_retries=0, runtime_env=_LEAVES_CHILDREN)(BundleActor)

@@ -1,5 +1,4 @@
-"""A Ray cluster, with its connection, its nodes, its placement groups, and its problems for a run. This module imports
-Ray."""
+"""Connects to a Ray cluster, and reads its nodes, placement groups and problems for a run. This module imports Ray."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 30.0
-"""Longest wait for the facts of each node, in seconds. `segue doctor` allows 90 s for the whole check."""
+"""Longest wait in seconds for the answer of each node. `segue doctor` allows 90 s for the whole check."""
 
 
 def connect(address: str) -> bool:
@@ -71,8 +70,7 @@ def nodes() -> list[Node]:
 
 
 def draining_nodes() -> dict[str, float | None]:
-    """Return the draining nodes. Each node comes with the wall-clock time of its end in seconds, or with None if this
-    time is unknown.
+    """Return the draining nodes, each with the wall-clock time of its end in seconds. None means an unknown time.
 
     Ray 2.60 has no public call for draining nodes outside of Ray Train.
     """
@@ -81,8 +79,9 @@ def draining_nodes() -> dict[str, float | None]:
 
 
 class Drains:
-    """The newest answer of `draining_nodes`. A thread repeats the call, because the call blocks if the head does not
-    answer."""
+    """The newest answer of `draining_nodes`. A thread makes the calls, because they block if the head does not
+    answer.
+    """
 
     def __init__(self, *, period_seconds: float, clock: Clock) -> None:
         self.found: dict[str, float | None] = {}
@@ -101,8 +100,10 @@ def has_autoscaler() -> bool:
 
 
 def ask_for(count: int, bundle: Resources, *, avoided: tuple[str, ...]) -> PlacementGroup:
-    """Request a placement group on as few nodes as possible, and on no node with an id of `avoided`. Ray removes the
-    placement group when this process ends."""
+    """Request a placement group on as few nodes as possible, and on no node of `avoided`.
+
+    Ray removes the placement group when this process ends.
+    """
     labels = [{"ray.io/node-id": f"!in({','.join(avoided)})"}] * count if avoided else None
     group: PlacementGroup = placement_group([dict(bundle)] * count, strategy="PACK", bundle_label_selector=labels)
     return group
@@ -113,8 +114,9 @@ def give_back(group: PlacementGroup) -> None:
 
 
 def problems_of(spec: RunSpec) -> list[Problem]:
-    """Return the cluster's problems for a run. The function checks the resources, the versions, and the folder with the
-    code."""
+    """Return the cluster's problems for a run, after checks of the resources, the versions and the folder with the
+    code.
+    """
     here = nodes()
     # If there is an autoscaler and no node has a resource now, the next node may have it.
     found = [] if has_autoscaler() else resource_problems(spec, here)
@@ -126,7 +128,7 @@ def problems_of(spec: RunSpec) -> list[Problem]:
 
 
 def _facts_of(node_ids: list[str], folder: str) -> tuple[list[NodeFacts], list[Problem]]:
-    """Return the facts of each node, and a problem for each node that does not answer or cannot import segue."""
+    """Return the data of each node, and a problem for each node that does not answer or cannot import segue."""
     ask: Any = ray.remote(num_cpus=0, max_retries=0)(facts_here)
     asked = {
         ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(folder): node_id

@@ -1,11 +1,11 @@
-"""The driver process of one attempt on a Ray cluster: `python -m segue.launch.ray.driver FOLDER`.
+"""Runs the driver process of one attempt on a Ray cluster: `python -m segue.launch.ray.driver FOLDER`.
 
-The first line of standard input is the assignment; each further line is an order to the ranks. The driver is a separate
-process because Ray ends its driver, without an exception, when the cluster's head restarts. The actors and the
-placement group belong to the driver, and a working cluster ends them together with the driver. The ranks are then
+The first line of standard input is the assignment. Each further line is an order to the ranks. The driver is a separate
+process, because Ray ends its driver, without an exception, when the cluster's head restarts. The actors and the
+placement group belong to the driver. A working cluster ends them together with the driver, and the ranks become
 orphans. Orphans commit their last step and end.
 
-Ray itself retries nothing, because the run decides about lost attempts.
+Ray itself retries nothing, because segue decides about lost attempts.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ _DRAIN_SECONDS = 1.0
 _ROOM_SECONDS = 5.0
 """Seconds between two checks for free resources, and between two attempts to connect."""
 _OTHERS_SECONDS = 60.0
-"""Seconds for which ranks may continue after other ranks have ended. The grace period is added to this time."""
+"""Seconds for which ranks may continue after other ranks have ended, in addition to the grace period."""
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Commands:
-    """The orders of the segment, which a thread reads. If a notice comes before the ranks are started, it ends the
-    driver immediately."""
+    """Reads the orders of the segment in a thread. A notice before the start of the ranks ends the driver
+    immediately.
+    """
 
     def __init__(self, folder: StatusFolder) -> None:
         self._folder, self._parent = folder, Parent()
@@ -55,12 +56,12 @@ class Commands:
         threading.Thread(target=self._read, name="segue-ray-commands", daemon=True).start()
 
     def hold(self) -> None:
-        """From now on, keep orders for `take`, because the ranks are about to start."""
+        """Keep all later orders for `take`, because the ranks are about to start."""
         with self._lock:
             self._is_held = True
 
     def take(self) -> tuple[str, int] | None:
-        """Return the next order; None if there is none."""
+        """Return the next order. Return None if there is no order."""
         try:
             return self._asked.get_nowait()
         except queue.Empty:
@@ -138,11 +139,11 @@ class Driver:
             signal.signal(number, lambda signum, _: self._commands.put_notice(signum))
 
     def _refuse_problems(self) -> None:
-        """Check the cluster in the first attempt. Later attempts do not check it, because a missing resource may come
+        """Check the cluster in the first attempt. Later attempts make no check, because a missing resource may come
         back.
 
-        At the start of the run, segue has logged the parts that it could not check. These parts are checked once the
-        ranks have nodes.
+        At the start of the run, segue has logged the parts that it could not check. The driver checks these parts once
+        the ranks have nodes.
         """
         if (self._plan.segment, self._plan.attempt) == (0, 1):
             _refuse([problem for problem in cluster.problems_of(self._spec) if problem.is_certain])
@@ -205,16 +206,18 @@ class Driver:
             self._clock.sleep(_LOOK_SECONDS)
 
     def _look_for_losses(self, gang: Gang) -> None:
-        """If an actor is lost or the segment has ended, give all ranks a notice. The ranks of a lost actor cannot be
-        reached."""
+        """Give all ranks a notice if an actor is lost or the segment has ended. The ranks of a lost actor get no
+        notice.
+        """
         is_segment_lost = not self._parent.is_alive()
         if (is_segment_lost and not self._is_orphan) or (gang.lost and not self._has_lost_actors):
             gang.tell("give_notice", signal.SIGTERM)
         self._is_orphan, self._has_lost_actors = is_segment_lost, bool(gang.lost)
 
     def _look_for_drains(self, gang: Gang, draining: Mapping[str, float | None]) -> None:
-        """Give all ranks a notice one grace period before the deadline of a draining node. If the node has no deadline,
-        give the notice immediately."""
+        """Give all ranks a notice one grace period before the deadline of a draining node, or at once without a
+        deadline.
+        """
         for node_id, deadline in draining.items():
             if node_id in self._told_of or not gang.is_on(node_id):
                 continue
@@ -243,7 +246,7 @@ def _ended(code: int) -> str:
 
 
 def main() -> int:
-    """Run the assignment from standard input; return the exit code."""
+    """Run the assignment from standard input. Return the exit code."""
     folder, clock = StatusFolder(Path(sys.argv[1])), SystemClock()
     assignment = Assignment.model_validate_json(sys.stdin.buffer.readline())
     name = f"{assignment.spec.run_id} seg{assignment.plan.segment} a{assignment.plan.attempt} driver"

@@ -1,5 +1,4 @@
-"""The status of a driver, for the process that started the driver. The status is a file in a folder that only these two
-processes use."""
+"""Passes the status of a driver to the process that started the driver, as a file that only these processes use."""
 
 from __future__ import annotations
 
@@ -24,19 +23,23 @@ class DriverStatus(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     why_waiting: str | None = None
-    """Reason why the ranks have not started yet; None if nothing delays them."""
+    """Reason why the ranks have not started. The value is None if nothing delays the ranks."""
     has_started: bool = False
     """Whether the driver has started its ranks."""
     code: int | None = None
-    """Exit code of the trainer; None before the end of the trainer. A negative number is the signal that killed the
-    trainer."""
+    """Exit code of the trainer. The value is None before the end of the trainer.
+
+    A negative exit code is the number of the signal that killed the trainer.
+    """
     ended: str = ""
     """A description of the end."""
     was_out_of_memory: bool = False
     was_refused: bool = False
-    """Whether the ranks failed to start although the cluster had room. segue then pauses before the next start."""
+    """Whether the ranks failed to start although the cluster had room. segue pauses before the next start after
+    this.
+    """
     problems: tuple[tuple[str, str], ...] = ()
-    """The problems that prevent the cluster from running the attempt. Each problem comes with its fix."""
+    """Pairs of a problem and its fix. Each problem prevents the cluster from running the attempt."""
 
     @property
     def ending(self) -> Ending:
@@ -53,7 +56,7 @@ class DriverStatus(BaseModel):
 
 
 class StatusFolder:
-    """The folder of one driver. If the driver is killed, its last complete status remains."""
+    """The folder of one driver. If the driver is killed, its last complete status remains in the folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,8 +66,10 @@ class StatusFolder:
         return cls(Path(tempfile.mkdtemp(prefix="segue-ray-")))
 
     def write(self, status: DriverStatus) -> None:
-        """Write the status. Several threads may call this method. If the reading process has removed the folder, the
-        call has no effect."""
+        """Write the status. The call has no effect if the reading process has removed the folder.
+
+        Several threads may call this method.
+        """
         half = self.path / f".{_NAME}-{threading.get_ident()}"
         with suppress(FileNotFoundError):  # The folder was removed.
             half.write_text(status.model_dump_json())

@@ -1,4 +1,4 @@
-"""The actors of one attempt, and the state of their ranks. This module imports Ray."""
+"""Starts and watches the actors of one attempt, and the state of their ranks. This module imports Ray."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ log = logging.getLogger(__name__)
 
 
 class Orders:
-    """The orders to an actor, which the actor passes to its ranks. An order may arrive twice, but never before an
-    earlier order.
+    """Sends orders to an actor, which passes them to its ranks.
 
-    A repeated order does no harm.
+    Orders arrive in the order in which they were given. An order may arrive twice, without harm.
     """
 
     def __init__(self, actor: Any) -> None:
@@ -35,8 +34,7 @@ class Orders:
         self._asked: Any = None
 
     def give(self, what: str, number: int) -> None:
-        """Send this order immediately, or after the earlier orders that are still on their way. The call does not
-        block."""
+        """Send this order after the earlier orders that have not arrived yet. The call does not block."""
         if self._left and self._left[-1] == (what, number):
             return  # An order is on its way, or will be sent again.
         self._left.append((what, number))
@@ -44,7 +42,7 @@ class Orders:
             self._send()
 
     def look(self) -> None:
-        """If the last order did not arrive, repeat it. Otherwise send the next order. The call does not block."""
+        """Repeat the last order if it did not arrive, or send the next order. The call does not block."""
         if self._asked is None or not ray.wait([self._asked], timeout=0)[0]:
             return
         try:
@@ -66,7 +64,7 @@ class Orders:
 
 
 _BOOT_SECONDS = 300.0
-"""Longest wait for the processes of all actors, in seconds."""
+"""Longest wait in seconds for the processes of all actors."""
 
 
 class ActorLostError(Exception):
@@ -85,7 +83,7 @@ class _Member:
     """The pending answer of the actor."""
     code: int | None = None
     lost: str | None = None
-    """Reason for the loss of the actor; None if it is not lost."""
+    """Reason for the loss of the actor. The value is None if the actor is not lost."""
     have_left: bool = False
     was_out_of_memory: bool = False
 
@@ -95,7 +93,7 @@ class _Member:
 
 
 class Gang:
-    """The actors of a placement group, one for each bundle; actor 0 has rank 0."""
+    """The actors of a placement group, one for each bundle. Actor 0 has rank 0."""
 
     def __init__(self, group: PlacementGroup, bundle: Resources, count: int) -> None:
         """Start the actors without waiting for them."""
@@ -111,7 +109,7 @@ class Gang:
             self._members.append(_Member(number, actor, Orders(actor)))
 
     def meet(self, folder: str) -> list[NodeFacts]:
-        """Wait for all actors, and return the facts about the node of each actor.
+        """Wait for all actors, and return the data of each actor's node.
 
         Raises:
             ActorLostError: an actor cannot answer, or does not answer within five minutes.
@@ -140,8 +138,7 @@ class Gang:
         )
 
     def look(self, *, wait_seconds: float) -> list[str]:
-        """Ask all actors for the state of their ranks, and wait for at most `wait_seconds`. Return the new lines of
-        output."""
+        """Ask all actors for the state of their ranks, for at most `wait_seconds`. Return the new lines of output."""
         for member in self._members:
             member.orders.look()
             if not member.has_ended and member.asked is None:
@@ -151,7 +148,7 @@ class Gang:
         return [line for ref in done for line in self._take(owed[ref])]
 
     def tell(self, what: str, number: int = 0) -> None:
-        """Send an order to every running actor. If an order does not arrive, `look` repeats the order."""
+        """Send an order to every running actor. `look` repeats an order that does not arrive."""
         for member in self._members:
             if not member.has_ended:
                 member.orders.give(what, number)
@@ -173,20 +170,19 @@ class Gang:
 
     @property
     def is_ending(self) -> bool:
-        """Whether an actor is lost, or the ranks of an actor have ended. In both cases, the other ranks will soon
-        end."""
+        """Whether an actor is lost, or the ranks of an actor have ended. The other ranks will then soon end."""
         return any(member.has_ended for member in self._members)
 
     @property
     def waits_for_the_lost(self) -> bool:
-        """Whether all other ranks have ended, and torchrun only waits for the ranks of a lost actor. This wait takes
+        """Whether all other ranks have ended, and torchrun waits for the ranks of a lost actor. This wait takes
         minutes."""
         left = [member for member in self._members if not member.has_ended]
         return self.lost is not None and bool(left) and all(member.have_left for member in left)
 
     @property
     def lost(self) -> str | None:
-        """Description of the lost actors; None if no actor is lost."""
+        """Description of the lost actors. The value is None if no actor is lost."""
         gone = [member for member in self._members if member.lost is not None]
         if not gone:
             return None
@@ -199,7 +195,9 @@ class Gang:
 
     @property
     def code(self) -> int | None:
-        """Exit code of the trainer, which is the exit code of rank 0; None if the actor of rank 0 is lost."""
+        """Exit code of the trainer, which is the exit code of rank 0. The value is None if the actor of rank 0 is
+        lost.
+        """
         codes = [member.code for member in self._members]
         return ExitCode.USAGE if ExitCode.USAGE in codes else codes[0]
 
@@ -242,7 +240,7 @@ def _where(member: _Member) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """The line of Ray's error message that has the cause. The lines that identify the actor are left out."""
+    """Return the line of Ray's error message that has the cause, without the lines that identify the actor."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [
         line

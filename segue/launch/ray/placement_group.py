@@ -1,5 +1,7 @@
-"""The resource request of an attempt to a Ray cluster. The functions make the bundles, and count the bundles that fit.
-They are pure."""
+"""Requests the resources of an attempt from a Ray cluster: makes the bundles, and counts the bundles that fit.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from segue.spec import RunSpec
 Resources = Mapping[str, float]
 
 _MARK = 0.001
-"""Amount that a bundle takes of the resource that marks a node as spot or on-demand. This amount is almost nothing."""
+"""Amount of the spot or on-demand resource that each bundle takes. The amount is almost nothing."""
 _GROW_SECONDS = 180.0
-"""Seconds that an autoscaler has to start nodes for all permitted ranks. After this time, fewer ranks are enough."""
+"""Seconds for an autoscaler to start nodes for all permitted ranks. After this time, fewer ranks are enough."""
 _UNITS = 10_000
-"""Number of units in one whole resource. Ray counts resources in ten-thousandths."""
+"""Number of units in one whole resource, because Ray counts resources in ten-thousandths."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,13 @@ class Node:
 
 
 def mark_of(spec: RunSpec, capacity: Capacity) -> str:
-    """Name of the resource that marks the nodes of this capacity."""
+    """Return the name of the resource that marks the nodes of this capacity."""
     assert spec.ray is not None
     return spec.ray.spot if capacity is Capacity.SPOT else spec.ray.on_demand
 
 
 def bundle_of(spec: RunSpec, capacity: Capacity) -> dict[str, float]:
-    """Resources of one bundle."""
+    """Return the resources of one bundle."""
     assert spec.ray is not None
     each = spec.ray.ranks_per_bundle
     gpus = {"GPU": float(spec.ray.gpus_per_rank * each)} if spec.ray.gpus_per_rank else {}
@@ -44,14 +46,14 @@ def bundle_of(spec: RunSpec, capacity: Capacity) -> dict[str, float]:
 
 
 def bundle_counts(spec: RunSpec) -> tuple[int, int]:
-    """Smallest and largest number of bundles with which an attempt may start."""
+    """Return the smallest and the largest number of bundles with which an attempt may start."""
     assert spec.ray is not None
     assert spec.ranks is not None
     return (spec.ray.min_ranks or spec.ranks) // spec.ray.ranks_per_bundle, spec.ranks // spec.ray.ranks_per_bundle
 
 
 def room(nodes: Iterable[Resources], bundle: Resources) -> int:
-    """Number of bundles that fit on nodes with these resources."""
+    """Return the number of bundles that fit on nodes with these resources."""
     return sum(_fits(node, bundle) for node in nodes)
 
 
@@ -61,10 +63,10 @@ def _fits(node: Resources, bundle: Resources) -> int:
 
 
 def bundles_now(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node], *, may_grow: bool = False) -> int:
-    """Number of bundles to request now. It is the number that fits, within the limits of the run.
+    """Return the number of bundles to request now: the number that fits, within the limits of the run.
 
-    If `may_grow` is True, it is the largest number that the run permits, because an autoscaler starts nodes only for
-    requested bundles.
+    If `may_grow` is True, return the largest permitted number, because an autoscaler starts nodes only for requested
+    bundles.
     """
     fewest, most = bundle_counts(spec)
     if may_grow:
@@ -74,32 +76,32 @@ def bundles_now(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node], *, may
 
 
 def grow_seconds(plan: SegmentPlan) -> float:
-    """Return the seconds for which an attempt waits until an autoscaler has started nodes for all permitted ranks.
+    """Return for how many seconds an attempt waits until an autoscaler has started nodes for all permitted ranks.
 
-    In the rest of the attempt's waiting time, fewer ranks are enough.
+    After this time, the attempt accepts fewer ranks.
     """
     patience = plan.start_within_seconds
     return _GROW_SECONDS if patience is None else min(_GROW_SECONDS, patience / 3)
 
 
 def avoidable(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node], avoided: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the nodes to avoid. There are none if the other nodes could never have room for enough bundles."""
+    """Return the nodes to avoid. Return no nodes if the other nodes could never have room for enough bundles."""
     others = [node.total for node in nodes if node.node_id not in avoided and not node.is_draining]
     return avoided if room(others, bundle_of(spec, capacity)) >= bundle_counts(spec)[0] else ()
 
 
 def is_to_ask(seen: int, *, seen_before: int, asked: int) -> bool:
-    """Whether to request the `seen` bundles that fit now, instead of the `asked` bundles. If `asked` is 0, no bundle
-    was requested yet.
+    """Whether to request the `seen` bundles that fit now, instead of the `asked` bundles.
 
-    The number of bundles that fit must be equal in two checks. While a placement group is created, the bundles of this
-    group are no longer free, so the first check finds too little room. At the second check the group is complete.
+    An `asked` of 0 means that no bundle was requested yet. The number of bundles that fit must be equal in two checks.
+    While Ray creates a placement group, the bundles of this group are no longer free, so the first check sees too
+    little room. At the second check the group is complete.
     """
     return asked == 0 or (seen != asked and seen == seen_before)
 
 
 def in_words(count: int, bundle: Resources) -> str:
-    """A placement group as text, for example `2 bundles of 1 CPU on nodes with the resource spot`."""
+    """Return a placement group as text, for example `2 bundles of 1 CPU on nodes with the resource spot`."""
     amounts = [f"{amount:g} {name}" for name, amount in bundle.items() if amount != _MARK]
     marks = [name for name, amount in bundle.items() if amount == _MARK]
     bundles = f"{count} bundle{'s' if count != 1 else ''}"

@@ -1,4 +1,4 @@
-"""The problems of a run's `[ray]` table, found from the facts about a cluster. All functions are pure."""
+"""Derives the problems of a run's `[ray]` table from data about a cluster. All functions are pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ REQUIREMENT = "ray>=2.60,<3"
 
 
 class NodeFacts(BaseModel):
-    """Facts about a process on a node that must be equal for all ranks of an attempt."""
+    """Versions and folder of a process on a node, which must be equal for all ranks of an attempt."""
 
     model_config = ConfigDict(frozen=True)
 
     node_id: str
     address: str
-    """Address of the node for other nodes."""
+    """Address at which other nodes reach the node."""
     python: str
     torch: str | None
-    """Version of torch; None if it is not installed."""
+    """Version of torch. The value is None if torch is not installed."""
     segue: str
     has_folder: bool
     """Whether the node has the segment's working folder."""
@@ -36,7 +36,7 @@ class NodeFacts(BaseModel):
 
 
 def resource_problems(spec: RunSpec, nodes: Sequence[Node]) -> list[Problem]:
-    """Return problems with resources that no node has, or that all nodes together cannot provide."""
+    """Return a problem for each resource that no node has, or that all nodes together cannot provide."""
     assert spec.ray is not None
     found = []
     for name, capacity in {"spot": Capacity.SPOT, "on_demand": Capacity.ON_DEMAND}.items():
@@ -57,7 +57,7 @@ def resource_problems(spec: RunSpec, nodes: Sequence[Node]) -> list[Problem]:
 
 
 def node_problems(here: NodeFacts, nodes: Iterable[NodeFacts], *, folder: str) -> list[Problem]:
-    """Return problems with nodes on which a trainer would differ from a trainer on the segment's machine."""
+    """Return a problem for each node on which a trainer would differ from a trainer on the segment's machine."""
     found: dict[Problem, None] = {}
     for node in nodes:
         if _minor(node.python) != _minor(here.python):
@@ -82,13 +82,13 @@ def is_of_import(error: Exception) -> bool:
 
 
 def not_importable(where: str, why: str) -> Problem:
-    """Make the problem that segue, or a package that it needs, is not installed on a node."""
+    """Return the problem that segue, or a package that segue needs, is not installed on a node."""
     what = f"segue cannot be imported on {where} ({why})"
     return Problem(what=what, fix="install segue with the same packages on all nodes")
 
 
 def version_refusal(text: str, *, address: str) -> Problem | None:
-    """Make the problem of a version mismatch from Ray's error; None if the error has another cause."""
+    """Return the problem of a version mismatch from Ray's error. Return None if the error has another cause."""
     if "Version mismatch" not in text:
         return None
     versions = [
@@ -101,7 +101,7 @@ def version_refusal(text: str, *, address: str) -> Problem | None:
 
 
 def not_checked(where: str, why: str) -> Problem:
-    """Make the problem of an unchecked node. Each attempt checks its own nodes before it starts its ranks there."""
+    """Return the problem of an unchecked node. Each attempt checks its own nodes before it starts its ranks there."""
     return Problem(
         what=f"the versions of {where} are not checked: {why}",
         fix="`ray status` shows the nodes; each attempt checks its own nodes before its ranks start",
@@ -110,14 +110,14 @@ def not_checked(where: str, why: str) -> Problem:
 
 
 def unreachable(address: str, *, seconds: float | None = None) -> Problem:
-    """Make the problem that no cluster answers within `seconds`. If `seconds` is None, Ray itself has given up."""
+    """Return the problem that no cluster answers within `seconds`. If `seconds` is None, Ray itself has given up."""
     where = "this machine is in no Ray cluster that answers" if address == "auto" else f"{address} does not answer"
     fix = "start one with `ray start --address=HEAD:PORT --num-cpus=0`, and set ray.address if there are several"
     return Problem(what=where if seconds is None else f"{where} within {seconds:g} s", fix=fix)
 
 
 def failed_check(code: int, output: str) -> Problem:
-    """Make the problem that the checking process has failed, from its exit code and its output."""
+    """Return the problem that the checking process has failed, from its exit code and its output."""
     if code < 0:  # The last lines are a stack.
         fix = "try again: Ray aborts its processes while the cluster's head restarts"
         return Problem(what=f"the check of the Ray cluster was killed by signal {-code}", fix=fix)
@@ -131,5 +131,5 @@ def _minor(version: str) -> str:
 
 
 def _release(version: str | None) -> str | None:
-    """The release part of a version, without the build, such as `+cpu` or `+cu130`."""
+    """Return the release part of a version, without the build, such as `+cpu` or `+cu130`."""
     return None if version is None else version.partition("+")[0]

@@ -1,8 +1,7 @@
-"""The problems of a run's `[ray]` table, found before the start. The command is `python -m
-segue.launch.ray.ray_problems`.
+"""Checks a run's `[ray]` table before the start. The command is `python -m segue.launch.ray.ray_problems`.
 
-If a cluster does not answer, a connection to it may block for minutes. If the head restarts, the connection ends its
-process. So a separate process makes the check, and this process waits for the separate process for a limited time.
+If a cluster does not answer, a connection to the cluster may block for minutes. If the head restarts, the connection
+ends its process. Therefore a separate process makes the check, and this process waits for it for a limited time.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _NO_ANSWER = 3
-"""Exit code of a check if no cluster has answered. The code is not 1, because Python itself uses exit code 1."""
+"""Exit code of a check if no cluster has answered. Exit code 1 has another meaning in Python."""
 _LONGEST_SECONDS = 120.0
 _PROBLEMS = TypeAdapter(list[Problem])
 NOT_INSTALLED = Problem(
@@ -38,9 +37,9 @@ def has_ray() -> bool:
 
 def ray_problems(spec: RunSpec, *, longest_seconds: float = _LONGEST_SECONDS) -> list[Problem]:
     """Return the problems that prevent trainers from running on the cluster, and the parts that could not be checked.
-    The list is empty if the run has no `[ray]` table.
 
-    The function waits for the cluster's answer for at most `longest_seconds`.
+    The list is empty if the run has no `[ray]` table. The function waits for the cluster's answer for at most
+    `longest_seconds`.
     """
     if spec.ray is None:
         return []
@@ -70,7 +69,7 @@ def require_ray(spec: RunSpec) -> None:
     """Refuse a run whose trainers cannot run on the Ray cluster.
 
     Raises:
-        RaySetupError: there are problems; the message has each problem and its fix.
+        RaySetupError: there are problems. The message has each problem and its fix.
     """
     problems = refusals(ray_problems(spec))
     if problems:

@@ -1,4 +1,4 @@
-"""A trainer on a Ray cluster, as the segment uses it. A driver process starts and watches the trainer's actors."""
+"""Runs a trainer on a Ray cluster for a segment. A driver process starts and watches the trainer's actors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from segue.launch.ray.driver_status import DriverStatus, StatusFolder
 from segue.launch.ray.ray_problems import NOT_INSTALLED, has_ray
 
 _KILL_SECONDS = 30.0
-"""Seconds that a driver has to kill its ranks. If a driver waits for a cluster that does not answer, it cannot receive
-the order."""
+"""Seconds for a driver to kill its ranks. A driver that waits for a silent cluster cannot receive this order."""
 
 
 class RayTrainer:
-    """The trainer of an assignment, on a Ray cluster. The class implements `segue.launch.launcher.Trainer`."""
+    """The trainer of an assignment on a Ray cluster. The class implements `segue.launch.launcher.Trainer`."""
 
     def __init__(self, assignment: Assignment, *, on_line: OnLine | None = None) -> None:
         """Start the driver. The call returns immediately."""
@@ -77,8 +76,8 @@ class RayTrainer:
         self._tell("thaw")
 
     def kill(self) -> None:
-        # The driver passes the kill on. If only the driver were killed, the ranks would be orphans, and orphans commit
-        # before they end.
+        # The driver passes the kill on. If only the driver were killed, the ranks would become orphans, and orphans
+        # commit before they end.
         self._tell("kill")
         if self._kill_later is None:
             self._kill_later = threading.Timer(_KILL_SECONDS, self._child.kill)
@@ -108,7 +107,7 @@ class RayTrainer:
 
 
 def _last_status(status: DriverStatus, code: int) -> DriverStatus:
-    """Return the final status of an ended driver. If the driver has reported no end, it was killed."""
+    """Return the final status of an ended driver. A driver that has reported no end was killed."""
     if status.code is not None:
         return status
     how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"

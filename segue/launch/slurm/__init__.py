@@ -1,1 +1,1 @@
-"""Trainers on Slurm. A trainer is a job. The segment submits the job to a partition, and watches the job."""
+"""Runs trainers on Slurm. A trainer is a job, which the segment submits to a partition and watches."""

@@ -1,5 +1,4 @@
-"""Slurm's commands, and the meaning of their answers. If the controller does not answer, a command blocks for about ten
-seconds."""
+"""Runs Slurm's commands, and interprets their answers. If the controller is silent, a command blocks for about 10 s."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from segue.credentials import redacted
 from segue.launch.slurm.job import SlurmJob, job_accounted, job_completed, job_shown
 
 _LONGEST_SECONDS = 60.0
-"""Longest time of a command, in seconds. If a command takes longer, segue assumes that the controller does not
-answer."""
+"""Longest time of a command in seconds. After this time, segue assumes that the controller does not answer."""
 _SILENCE = re.compile(
     r"unable to contact slurm controller|socket timed out|connection refused|connection timed out|zero bytes were"
     r"|controller in standby mode|slurm temporarily unable|transport endpoint|unexpected message received"
@@ -26,11 +24,9 @@ _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _TIME_LIMIT = re.compile(r"time[ -]?limit|wall ?time|--time\b", re.IGNORECASE)
 _ENDED_JOB = re.compile(r"already completing or completed|job/step already", re.IGNORECASE)
 _OF_A_JOB = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SCANCEL_", "SQUEUE_", "SINFO_", "SACCT_")
-"""Prefixes of environment variables that change the effect of a command. They are variables of the surrounding job, and
-defaults of a site."""
+"""Prefixes of environment variables that change a command: variables of the surrounding job, and defaults of a site."""
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION")
-"""Environment variables that commands keep, because they name the cluster, and the account, QOS and reservation of a
-user's jobs."""
+"""Environment variables that commands keep: names of the cluster, and a user's account, QOS and reservation."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class CommandResult:
 
     @property
     def names_time_limit(self) -> bool:
-        """Whether a refusal is about time limits. A site's own plugin may use any words."""
+        """Whether the controller refused the request because of a time limit. A site's own plugin may use any words."""
         return self.is_refusal and _TIME_LIMIT.search(self.trouble) is not None
 
     @property
@@ -67,7 +63,7 @@ class CommandResult:
 
     @property
     def why(self) -> str:
-        """The cause of a failure, in one line."""
+        """The cause of a failure, as one line."""
         lines = [line.strip() for line in self.trouble.splitlines() if line.strip()]
         # sbatch first says that it failed, and then gives the reason.
         text = "; ".join(re.sub(r"^\w+: (error: )?|^allocation failure: ", "", line) for line in lines)
@@ -103,15 +99,16 @@ class Sighting:
     """The result of one check of a job."""
 
     job: SlurmJob | None = None
-    """The job; None if the job was not found."""
+    """The job. The value is None if the job was not found."""
     is_silence: bool = False
-    """Whether the controller did not answer. If the controller answered and `job` is None, the controller does not know
-    the job. The job may still run."""
+    """Whether the controller did not answer.
+
+    If the controller answered and `job` is None, the controller does not know the job, but the job may still run.
+    """
 
 
 def look_at(job_id: str, *, name: str) -> Sighting:
-    """Find the job with this id and name. The function asks the controller, then accounting, and then reads the
-    completion file."""
+    """Find the job with this id and name: ask the controller, then accounting, and then read the completion file."""
     answer = ask(["scontrol", "--all", "show", "job", job_id])
     if answer.code and not answer.is_unknown_job:
         return Sighting(is_silence=True)
@@ -126,15 +123,16 @@ def find_jobs(name: str) -> tuple[CommandResult, list[str]]:
 
 
 def submitted_id(output: str) -> str | None:
-    """Return the job's id from the output of `sbatch --parsable`; None if the output has no id. The output may have
-    other lines, which a site prints."""
+    """Return the job's id from the output of `sbatch --parsable`. Return None if the output has no id.
+
+    A site may print other lines before the id.
+    """
     found = re.search(r"^(\d+)(?:;\S+)?\s*$", output, re.MULTILINE)
     return found[1] if found is not None else None
 
 
 def waiting_jobs() -> str:
-    """Return the ids and names of this user's waiting jobs, one job per line; empty if the controller does not
-    answer."""
+    """Return the ids and names of this user's waiting jobs, one job per line. Return nothing without an answer."""
     return ask(["squeue", "--all", "--noheader", "--states=PENDING", f"--user={os.getuid()}", "--format=%i %j"]).output
 
 
@@ -145,8 +143,7 @@ def _accounted(job_id: str, name: str) -> SlurmJob | None:
 
 
 def _completed(name: str) -> SlurmJob | None:
-    """Find the job in the controller's file of ended jobs. Return None if this file does not exist or is not readable
-    on this machine."""
+    """Find the job in the controller's file of ended jobs. Return None if this machine cannot read such a file."""
     settings = ask(["scontrol", "show", "config"])
     is_file = re.search(r"^JobCompType\s*=\s*jobcomp/filetxt", settings.output, re.MULTILINE)
     place = re.search(r"^JobCompLoc\s*=\s*(/\S+)", settings.output, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Slurm's answers about a job, and their meaning for a trainer. All functions are pure."""
+"""Parses Slurm's answers about a job, and interprets them for a trainer. All functions are pure."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ ENDS = frozenset(
 )
 """States of an ended job. Source: squeue's documentation of job state codes."""
 _BY_A_SIGNAL = 128
-"""If a signal ends a command, the exit code of the shell is this number plus the number of the signal."""
+"""The exit code of a shell whose command was ended by a signal is this number plus the number of the signal."""
 _NO_OUTPUT = 53
-"""The signal that Slurm reports for a job if the output file could not be opened. This was measured with Slurm
-22.05."""
+"""The signal that Slurm 22.05 reports for a job whose output file could not be opened, as measured."""
 _TAKEN_AWAY = frozenset({"CANCELLED", "DEADLINE"})
 
 
@@ -59,7 +58,7 @@ class SlurmJob:
         return self.state == "OUT_OF_MEMORY"
 
     def had_nodes(self, before: SlurmJob | None) -> bool:
-        """Whether an ended job ever ran on its nodes. `before` is the previous state of the job, if known."""
+        """Whether an ended job ever ran on its nodes. `before` is the previous known state of the job, or None."""
         # If a node of a cloud does not come up, it fails while it boots.
         failed_to_boot = self.state == "NODE_FAIL" and before is not None and before.is_waiting
         return self.has_started and self.state != "BOOT_FAIL" and not failed_to_boot
@@ -73,8 +72,8 @@ class SlurmJob:
     def trainer_code(self) -> int:
         """Exit code of the trainer of an ended job. A negative number is the signal that killed the trainer.
 
-        Only a job that ended by itself has the trainer's exit code. If the job did not end by itself, Slurm has taken
-        the machine away.
+        A job that ended by itself has the trainer's exit code. If the job did not end by itself, Slurm has taken the
+        machine away.
         """
         if self.state == "COMPLETED":
             return 0
@@ -98,7 +97,7 @@ class SlurmJob:
 def job_shown(text: str, *, name: str) -> SlurmJob | None:
     """Parse the output of `scontrol show job`. Return None if the output shows another job or cannot be parsed.
 
-    If a controller is killed before it has saved a job, it forgets the job, and gives the id of the job to another job.
+    If a controller is killed before it has saved a job, the controller forgets the job and gives its id to another job.
     """
     found = re.search(r"^\s*JobState=([A-Z_]+)(?: Reason=(\S*))?", text, re.MULTILINE)
     named = re.search(r"^JobId=\d+.*? JobName=(\S+)", text, re.MULTILINE)
@@ -117,8 +116,10 @@ def job_shown(text: str, *, name: str) -> SlurmJob | None:
 
 
 def job_accounted(text: str, *, name: str) -> SlurmJob | None:
-    """Parse the output of `sacct --parsable2 --noheader --format=JobName,State,ExitCode,NodeList`. Return None if the
-    output does not have the job."""
+    """Parse the output of `sacct --parsable2 --noheader --format=JobName,State,ExitCode,NodeList`.
+
+    Return None if the output does not have the job.
+    """
     for line in text.splitlines():
         fields = line.split("|")
         if len(fields) == 4 and fields[0] == name and fields[1].strip():
@@ -130,8 +131,9 @@ def job_accounted(text: str, *, name: str) -> SlurmJob | None:
 
 
 def job_completed(text: str, *, name: str) -> SlurmJob | None:
-    """Find the newest line of the job in a job completion file (`jobcomp/filetxt`). Return None if the file does not
-    have the job."""
+    """Return the newest state of the job in a job completion file (`jobcomp/filetxt`), or None if it is not in the
+    file.
+    """
     for line in reversed(text.splitlines()):
         words = dict(word.split("=", 1) for word in line.split() if "=" in word)
         if words.get("Name") == name and words.get("JobState"):

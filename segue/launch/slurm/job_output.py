@@ -1,4 +1,4 @@
-"""The output of a job. It is a growing file, and its lines are passed on."""
+"""Passes on the lines in the growing output file of a job."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ class Complaints(NamedTuple):
     """Slurm's own messages in the output of a job."""
 
     last: str | None = None
-    """Slurm's last message about a failed start or about the end of a step; None if there is no message."""
+    """Slurm's last message about a failed start or about the end of a step. None if there is no message."""
     is_memory: bool = False
-    """Whether a message reports a lack of memory. The state of the job shows a lack of memory only for the batch script
-    itself."""
+    """Whether a message reports a lack of memory. The job's state shows a lack of memory only for the batch script."""
 
 
 def complaints_in(path: Path) -> Complaints:
-    """Find Slurm's own messages at the end of this file."""
+    """Return Slurm's own messages at the end of this file."""
     try:
         with path.open("rb") as file:
             file.seek(max(path.stat().st_size - _CHUNK_BYTES, 0))
@@ -41,7 +40,7 @@ def complaints_in(path: Path) -> Complaints:
 
 
 class OutputTail:
-    """A thread that passes on the lines of a growing file. The file may not exist yet."""
+    """A thread that passes on the lines of a growing file, which may not exist yet."""
 
     def __init__(self, path: Path, on_line: OnLine) -> None:
         self._path = path

@@ -1,5 +1,4 @@
-"""The orders to a job. An order is a notice, another signal, or the kill. Each order is repeated until Slurm accepts
-it."""
+"""Sends the orders to a job: a notice, another signal, or the kill. Each order is repeated until Slurm accepts it."""
 
 from __future__ import annotations
 
@@ -13,16 +12,17 @@ from segue.launch.slurm.submission import Silence
 log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS = 2.0
-"""If the controller did not accept an order, segue repeats the order after this many seconds."""
+"""Seconds until segue repeats an order that the controller did not accept."""
 _REPEAT_SECONDS = 5.0
-"""Seconds between two sends of the same notice. A notice is repeated because a job whose nodes are booting has no step
-yet that could receive it."""
+"""Seconds between two sends of the same notice. While the nodes of a job boot, no step can receive the notice."""
 _GIVE_UP_SECONDS = 300.0
-"""If the state of a killed job is unknown, segue watches the job for this many seconds."""
+"""Seconds for which segue watches a killed job whose state is unknown."""
 
 
 class Orders:
-    """Orders for one job. Signal handlers and other threads add orders; one thread sends them to the controller."""
+    """Orders for one job. Signal handlers and other threads add orders. One thread sends the orders to the
+    controller.
+    """
 
     def __init__(self, *, name: str, silence: Silence, clock: Clock) -> None:
         self._name, self._silence, self._clock = name, silence, clock
@@ -46,7 +46,7 @@ class Orders:
 
     @property
     def to_end(self) -> bool:
-        """Whether the job was asked to end, even if Slurm does not know this yet."""
+        """Whether the job has to end, even if Slurm does not know this yet."""
         return bool(self._notices) or self._is_killed
 
     @property
@@ -62,7 +62,7 @@ class Orders:
         return self._killed_at is not None and at - self._killed_at > _GIVE_UP_SECONDS
 
     def tell(self, job_id: str) -> None:
-        """If it is time to send orders, send all orders that the controller has not accepted yet."""
+        """Send all orders that the controller has not accepted yet, if it is time to send orders."""
         at = self._clock.monotonic()
         if at < self._tell_at:
             return
@@ -92,8 +92,9 @@ class Orders:
             self._signals.pop(0)  # A waiting or suspended job does not take the signal, and needs none.
 
     def _is_heard(self, command: list[str], job_id: str) -> bool:
-        """Send an order to the controller. Return True if the controller accepted the order. Otherwise the order is
-        repeated later."""
+        """Send an order to the controller. Return whether the controller accepted it. If not, the order is repeated
+        later.
+        """
         answer = ask(command)
         if not self._silence.note(answer.is_silence, job=job_id) and not answer.was_heard:
             log.warning("scancel failed, retrying later job=%s reason=%s", job_id, answer.why)

@@ -1,5 +1,4 @@
-"""The Slurm job of an attempt. The functions make the name, the sbatch options and the script of the job. They are
-pure."""
+"""Builds the Slurm job of an attempt: its name, its sbatch options and its script. All functions are pure."""
 
 from __future__ import annotations
 
@@ -16,23 +15,25 @@ from segue.records import Capacity
 from segue.spec import RunSpec
 
 _BOOT_SECONDS, _BOOT_SHARE = 600.0, 0.1
-"""Time that a job gets in addition to the training of its attempt. The first number is in seconds, the second is a
-share of the training. The longer time counts."""
+"""Time that a job gets in addition to the training of its attempt: seconds, or a share of the training time.
+
+The longer of the two times counts.
+"""
 _EARLY_SECONDS = 60.0
-"""Slurm may send a signal up to this many seconds earlier than requested. Source: sbatch's documentation of
---signal."""
+"""Seconds by which Slurm may send a signal too early. Source: sbatch's documentation of --signal."""
 _END_OF_INPUT = "END_OF_THE_ASSIGNMENT"
 
 
 def job_name(assignment: Assignment, *, key: str) -> str:
-    """Name of an attempt's job. `key` is new for each launch, so that no other job has the same name."""
+    """Return the name of an attempt's job. Each launch has a new `key`, so that no other job has the same name."""
     plan = assignment.plan
     return f"segue-{assignment.spec.run_id}-seg{plan.segment}-a{plan.attempt}-{_store_key(assignment.spec)}{key}"
 
 
 def older_jobs(shown: str, assignment: Assignment) -> list[str]:
-    """Return the ids of the jobs of earlier attempts of the same run. `shown` has one line for each job, with its id
-    and name."""
+    """Return the ids of the jobs of earlier attempts of the same run, from lines of `shown` with a job's id and
+    name.
+    """
     head, store = re.escape(f"segue-{assignment.spec.run_id}-seg"), _store_key(assignment.spec)
     found = re.findall(rf"^(\d+) {head}(\d+)-a(\d+)-{store}\w+$", shown, re.MULTILINE)
     own = assignment.plan.segment, assignment.plan.attempt
@@ -40,28 +41,27 @@ def older_jobs(shown: str, assignment: Assignment) -> list[str]:
 
 
 def _store_key(spec: RunSpec) -> str:
-    """A hash of the store, because runs with the same name in different stores are different runs."""
+    """Return a hash of the store, because runs with the same name in different stores are different runs."""
     url = spec.store.url
     where = url if "://" in url else str(Path(url).absolute())
     return hashlib.sha256(f"{where} {spec.store.endpoint_url}".encode()).hexdigest()[:6]
 
 
 def partition_of(spec: RunSpec, capacity: Capacity) -> str:
-    """Name of the partition for a capacity."""
+    """Return the name of the partition for a capacity."""
     assert spec.slurm is not None
     return spec.slurm.spot if capacity is Capacity.SPOT else spec.slurm.on_demand
 
 
 def ahead_seconds(spec: RunSpec) -> int:
-    """Seconds before the end of a job at which the trainer gets SIGUSR1."""
+    """Return the seconds before the end of a job at which the trainer gets SIGUSR1."""
     return math.ceil(spec.liveness.usr1_seconds or spec.grace_seconds)
 
 
 def limit_minutes(seconds: float, spec: RunSpec, *, longest_minutes: int | None = None) -> int:
-    """Time limit, in minutes, of a job whose attempt trains for `seconds`. The result is at most the limit of the
-    partition.
+    """Return the time limit in minutes of a job whose attempt trains for `seconds`, up to the limit of the partition.
 
-    Slurm may send SIGUSR1 up to a minute early, and the attempt must end before this signal. If a job asks for more
+    Slurm may send SIGUSR1 up to a minute early, and the attempt must end before this signal. If a job requests more
     time than its partition permits, Slurm holds the job for ever.
     """
     before_the_end = ahead_seconds(spec) + _EARLY_SECONDS
@@ -70,7 +70,7 @@ def limit_minutes(seconds: float, spec: RunSpec, *, longest_minutes: int | None 
 
 
 def shape_options(spec: RunSpec, *, partition: str) -> list[str]:
-    """Options of sbatch that decide whether the cluster can run the jobs of a run."""
+    """Return the options of sbatch that decide whether the cluster can run the jobs of a run."""
     assert spec.slurm is not None
     shape = [f"--partition={partition}", f"--nodes={spec.slurm.nodes}", "--ntasks-per-node=1"]
     return [*shape, *spec.slurm.options]
@@ -79,11 +79,11 @@ def shape_options(spec: RunSpec, *, partition: str) -> list[str]:
 def sbatch_command(
     assignment: Assignment, *, name: str, output: Path, partition: Partition, wants_time_limit: bool = False
 ) -> list[str]:
-    """The command that submits an attempt. The script of the job goes to the standard input of this command.
+    """Return the command that submits an attempt. The job's script goes to the standard input of this command.
 
-    Slurm sends SIGUSR1 to the trainer and not to the shell, because the option has no `B:`. Slurm sends this signal
-    before the time limit, and before a preemption if the cluster has `preempt_send_user_signal`. If the cluster does
-    not have this setting, the trainer gets SIGTERM directly at a preemption.
+    The option `--signal` has no `B:`, so Slurm sends SIGUSR1 to the trainer and not to the shell. Slurm sends SIGUSR1
+    before the time limit, and before a preemption if the cluster has `preempt_send_user_signal`. Without this setting,
+    the trainer gets SIGTERM directly at a preemption.
     """
     spec, plan = assignment.spec, assignment.plan
     environment = [] if _names_environment(spec) else ["--export=ALL"]
@@ -104,8 +104,10 @@ def sbatch_command(
 
 
 def exclusion(assignment: Assignment, partition: Partition) -> list[str]:
-    """The sbatch option with the nodes that the attempt avoids. There is none if the partition has too few other nodes,
-    or if the run spec itself excludes nodes."""
+    """Return the sbatch option with the nodes that the attempt avoids.
+
+    There is no such option if the partition has too few other nodes, or if the run spec itself excludes nodes.
+    """
     spec, avoided = assignment.spec, assignment.plan.avoided_nodes
     assert spec.slurm is not None
     is_own = any(option.startswith(("--exclude=", "-x")) for option in spec.slurm.options)
@@ -114,10 +116,10 @@ def exclusion(assignment: Assignment, partition: Partition) -> list[str]:
 
 
 def time_limit(spec: RunSpec, seconds: float | None, partition: Partition, *, is_wanted: bool = False) -> list[str]:
-    """The sbatch option with the time limit of a job whose attempt trains for `seconds`. None means as long as
-    possible.
+    """Return the sbatch option with the time limit of a job whose attempt trains for `seconds`.
 
-    `is_wanted` tells if the cluster refuses jobs without a time limit.
+    If `seconds` is None, the attempt trains as long as possible. `is_wanted` tells if the cluster refuses jobs without
+    a time limit.
     """
     longest = partition.longest_minutes
     if seconds is not None:
@@ -135,7 +137,7 @@ def _names_environment(spec: RunSpec) -> bool:
 
 
 def batch_script(assignment: Assignment, *, python: str = sys.executable) -> str:
-    """The script of an attempt's job. It starts one task on each node, and each task gets the assignment as its input.
+    """Return the script of an attempt's job. The script starts one task on each node, with the assignment as its input.
 
     The shell ignores signals and ends after srun, so that the job has the trainer's exit code. If one task ends, the
     other tasks continue, because they may still have to write a report.

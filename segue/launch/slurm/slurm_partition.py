@@ -1,4 +1,4 @@
-"""A Slurm partition, parsed from the output of `scontrol show partition`. All functions are pure."""
+"""Parses a Slurm partition from the output of `scontrol show partition`. All functions are pure."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition's limits on its jobs."""
+    """The limits of a partition on its jobs."""
 
     name: str
     nodes: int
     most_nodes: int | None
-    """Largest number of nodes for one job; None if there is no limit."""
+    """Largest number of nodes for one job. The value is None if there is no limit."""
     longest_minutes: int | None
-    """Longest permitted time limit of a job, in minutes; None if there is no limit."""
+    """Longest permitted time limit of a job in minutes. The value is None if there is no limit."""
     has_default_time: bool = False
-    """Whether a job that sets no time limit gets less than the longest permitted time."""
+    """Whether a job without a time limit gets less than the longest permitted time."""
     grace_seconds: int = 0
-    """Seconds for which a preempted job may continue. The cluster's setting KillWait is added to this time."""
+    """Seconds for which a preempted job may continue, without the cluster's setting KillWait, which is added."""
     preemption: str = ""
     """Slurm's treatment of preempted jobs: `CANCEL`, `REQUEUE`, `SUSPEND`, or `OFF` if jobs are not preempted."""
 
 
 def partition_shown(text: str) -> Partition | None:
-    """Parse the partition in this output; None if it cannot be parsed."""
+    """Parse the partition in this output. Return None if the partition cannot be parsed."""
     words = dict(re.findall(r"(\w+)=(\S*)", text))
     if not words.get("PartitionName") or not words.get("TotalNodes", "").isdigit():
         return None
@@ -44,7 +44,7 @@ def partition_shown(text: str) -> Partition | None:
 def priority_kill_wait(text: str) -> int | None:
     """Read KillWait, the seconds from SIGTERM to SIGKILL, from the output of `scontrol show config`.
 
-    Return None if preemptions do not depend on partitions. For example, with `preempt/qos`, GraceTime is a setting of
+    Return None if preemptions do not depend on partitions. With `preempt/qos`, for example, GraceTime is a setting of
     the QOS.
     """
     if re.search(r"^PreemptType\s*=\s*preempt/partition_prio", text, re.MULTILINE) is None:
@@ -54,7 +54,7 @@ def priority_kill_wait(text: str) -> int | None:
 
 
 def minutes_of(text: str) -> int | None:
-    """Parse a time in Slurm's format (`1-02:30:00`, `01:00:00`, `30:00`) into minutes; None for `UNLIMITED`."""
+    """Parse a time in Slurm's format (`1-02:30:00`, `01:00:00`, `30:00`) into minutes. Return None for `UNLIMITED`."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if found is None:
         return None

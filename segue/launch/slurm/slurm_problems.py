@@ -1,4 +1,4 @@
-"""The problems of a run's `[slurm]` table, found before a job is submitted."""
+"""Finds the problems of a run's `[slurm]` table before a job is submitted."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ log = logging.getLogger(__name__)
 
 _COMMANDS = ("sbatch", "scontrol", "scancel", "squeue")
 _PERHAPS_LATER = re.compile(r"requested node configuration is not available|node.* not available|busy|down", re.I)
-"""Answers of `sbatch --test-only` that may be temporary. They come while nodes are drained or a partition is down. They
-were measured with Slurm 22.05."""
+"""Answers of `sbatch --test-only` that may be temporary, because nodes are drained or a partition is down.
+
+The answers were measured with Slurm 22.05.
+"""
 
 _LIMIT = re.compile(r"violates accounting/qos|qosmax|qosgrp|assoc\w*limit|assocmax|assocgrp|maxsubmit", re.I)
-"""Answers of `sbatch --test-only` about limits, for example on the number of a user's jobs."""
+"""Answers of `sbatch --test-only` about limits, such as the highest number of a user's jobs."""
 _NO_RIGHTS = re.compile(r"not permitted to use this partition|access/permission denied", re.I)
 _NO_PARTITION = re.compile(r"not found|invalid partition", re.I)
 
 _USABLE = [["up", state] for state in ("idle", "alloc", "mix", "comp", "plnd")]
-"""Partition availability and node state of usable nodes, in sinfo's short form. Other node states are for example
-`drain` and `down*`."""
+"""Partition availability and node state of usable nodes, in sinfo's short form. Unusable states are e.g. `down*`."""
 
 
 def has_slurm() -> bool:
@@ -39,11 +40,10 @@ def has_slurm() -> bool:
 
 
 def slurm_problems(spec: RunSpec) -> list[Problem]:
-    """Return the problems that prevent a run's jobs from running, and the parts that could not be checked. The list is
-    empty if the run has no `[slurm]` table.
+    """Return the problems that prevent a run's jobs from running, and the parts that could not be checked.
 
-    The call submits nothing. If the controller does not answer, the call blocks for ten seconds. The run is then not
-    refused, but waits.
+    The list is empty if the run has no `[slurm]` table. The call submits nothing. If the controller does not answer,
+    the call blocks for ten seconds, and the run waits instead of being refused.
     """
     slurm = spec.slurm
     if slurm is None:
@@ -67,7 +67,7 @@ def require_slurm(spec: RunSpec) -> None:
     """Refuse a run whose jobs cannot run on the Slurm cluster.
 
     Raises:
-        SlurmSetupError: there are problems; the message has each problem and its fix.
+        SlurmSetupError: there are problems. The message has each problem and its fix.
     """
     problems = refusals(slurm_problems(spec))
     if problems:
@@ -108,7 +108,7 @@ def _partition_problems(
 
 
 def _held_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Partition) -> list[Problem]:
-    """Find requests that Slurm accepts but then holds for ever (`PartitionConfig`, `PartitionTimeLimit`)."""
+    """Return the requests that Slurm would accept and then hold for ever (`PartitionConfig`, `PartitionTimeLimit`)."""
     found = []
     most = min(partition.nodes, partition.nodes if partition.most_nodes is None else partition.most_nodes)
     if slurm.nodes > most:
@@ -129,7 +129,7 @@ def _held_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Parti
 
 
 def _preemption_problems(spec: RunSpec, partition: Partition, kill_wait: int | None) -> list[Problem]:
-    """Find cluster settings with which a preemption does not work as the trainer expects."""
+    """Return the cluster settings with which a preemption does not work as the trainer expects."""
     if kill_wait is None:
         return []
     if "SUSPEND" in partition.preemption:
@@ -147,7 +147,7 @@ def _preemption_problems(spec: RunSpec, partition: Partition, kill_wait: int | N
 
 
 def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Partition) -> list[Problem]:
-    """Find requests that sbatch refuses: an option or feature that the cluster lacks, or an account without rights."""
+    """Return the requests that sbatch refuses, because of a missing option or feature, or an account without rights."""
     seconds = None if spec.segment.hours is None else spec.segment.hours * 3600
     test, shape = ["sbatch", "--test-only", "--no-requeue"], shape_options(spec, partition=partition.name)
     given, wanted = (time_limit(spec, seconds, partition, is_wanted=is_wanted) for is_wanted in (False, True))
@@ -174,6 +174,6 @@ def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Pa
 
 
 def _usable_nodes(partition: str) -> int:
-    """Number of nodes of a partition that run jobs or can run them now."""
+    """Return the number of nodes of a partition that run jobs or can run jobs now."""
     answer = ask(["sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%a %t"])
     return sum(line.split() in _USABLE for line in answer.output.splitlines())

@@ -1,14 +1,13 @@
-"""A trainer that is a Slurm job. A thread submits, watches and signals the job, so that no call waits for the
-controller.
+"""Runs a trainer as a Slurm job. A thread submits, watches and signals the job, so no call waits for the controller.
 
 The job does not need this process for training. If this process ends, the job continues, and the store has the
 heartbeat, the commits and the report. The job also continues while the controller does not answer. Orders to the job
 are then sent later.
 
-A job that Slurm does not know may still run, because a controller that is killed immediately after it has accepted a
-job forgets the job. An unknown job counts as running, and the run's parent decides by the heartbeat of the attempt.
-When the attempt has a report or no longer has a heartbeat, it is over, and the trainer gets a notice. From then on, an
-unknown job counts as ended.
+A controller that is killed immediately after it has accepted a job forgets the job. A job that Slurm does not know may
+therefore still run. An unknown job counts as running, and the run's parent decides by the heartbeat of the attempt.
+When the attempt has a report or no longer has a heartbeat, the attempt is over, and the trainer gets a notice. After
+the notice, an unknown job counts as ended.
 """
 
 from __future__ import annotations
@@ -38,13 +37,14 @@ _LOOK_SECONDS = 2.0
 """Shortest time between two checks of a job, in seconds, because many users share the controller."""
 
 _COMPLETING_SECONDS = 120.0
-"""Seconds for which a completing job is still watched. The grace period, in which the trainer of the job saves, is
-added to this time."""
+"""Seconds for which a completing job is watched, in addition to the grace period, in which its trainer saves."""
 _UNKNOWN_SECONDS = 15.0
-"""If a job was asked to end and is unknown for this many seconds, it counts as ended."""
+"""Seconds after which an unknown job that has to end counts as ended."""
 _FORGOTTEN_SECONDS = 60.0
-"""Seconds after which an unknown job no longer waits in a queue. If the job was seen in the queue, the job is gone. If
-the job was never seen, it may be training."""
+"""Seconds after which an unknown job no longer waits in a queue.
+
+If the job was seen in the queue, the job is gone. If the job was never seen, it may be training.
+"""
 
 
 class SlurmTrainer:
@@ -70,7 +70,7 @@ class SlurmTrainer:
 
     @property
     def job_id(self) -> str | None:
-        """Id of the job; None before the job is submitted."""
+        """Id of the job. The value is None before the job is submitted."""
         return self._submission.job_id
 
     @property
@@ -166,7 +166,7 @@ class JobWatch:
         self._orders, self._output = orders, output
         self._completing_seconds = grace_seconds + _COMPLETING_SECONDS
         self.job: SlurmJob | None = None
-        """The newest known state of the job; None if the job was never seen."""
+        """The newest known state of the job. The value is None if the job was never seen."""
         self._unknown_since: float | None = None
         self._completing_since: float | None = None
 
@@ -187,8 +187,9 @@ class JobWatch:
         return End(job.trainer_code, ending)
 
     def seen(self, job_id: str, job: SlurmJob, *, at: float) -> End | None:
-        """Record a job that has not ended. If the job has been completing for too long, return the end of the
-        trainer."""
+        """Record a job that has not ended. If the job has been completing for too long, return the end of its
+        trainer.
+        """
         self._unknown_since = None
         if self.job is None or self.job.state != job.state:
             log.info("Slurm job %s: %s %s", job_id, job.state, job.reason)
@@ -200,8 +201,9 @@ class JobWatch:
         return End(-signal.SIGKILL, Ending(words, complaints_in(self._output).is_memory))
 
     def unknown(self, job_id: str, *, at: float) -> End | None:
-        """Record that Slurm does not know the job. Return the end of the trainer, unless the controller may have
-        forgotten a job that trains."""
+        """Record that Slurm does not know the job. Return None if the job may still train, or the end of its
+        trainer.
+        """
         if self._unknown_since is None:
             self._unknown_since = at
             log.warning("Slurm does not know the job job=%s; the heartbeat of its trainer decides", job_id)

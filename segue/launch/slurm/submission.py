@@ -1,5 +1,4 @@
-"""The submission of an attempt's job. The module checks the job and submits it. If sbatch gives no answer, the module
-searches for the job."""
+"""Checks and submits an attempt's job. If sbatch gives no answer, the module searches for the job."""
 
 from __future__ import annotations
 
@@ -22,11 +21,10 @@ log = logging.getLogger(__name__)
 
 _SUBMIT_AGAIN_SECONDS = 30.0
 _SILENT_SECONDS = 10.0
-"""Seconds between two tries while the controller does not answer. The pause is needed because some connection failures
-return immediately."""
+"""Seconds between two tries while the controller does not answer. Some connection failures return immediately."""
 _LOOK_SECONDS = 2.0
 _UNSURE_SECONDS = 60.0
-"""Seconds for which a submission that got no answer may still become a job."""
+"""Seconds in which a submission without an answer may still become a job."""
 
 
 class End(NamedTuple):
@@ -37,13 +35,13 @@ class End(NamedTuple):
 
 
 class Silence:
-    """A record of whether the controller answers."""
+    """Records whether the controller answers."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since: float | None = None
         self.because = ""
-        """Reason why the last request got no answer; empty if the request got an answer."""
+        """Reason why the last request got no answer. The text is empty if the request got an answer."""
 
     def note(self, is_silent: bool, *, job: str | None, why: str = "") -> bool:
         """Record whether an answer came, and return `is_silent`. At the first missing answer, log a warning."""
@@ -65,10 +63,10 @@ class Submission:
         self._assignment, self._silence, self._clock = assignment, silence, clock
         self._name, self._output = name, output
         self.job_id: str | None = None
-        """Id of the job; None before the job is submitted."""
+        """Id of the job. The value is None before the job is submitted."""
         self._refused_because: str | None = None
         self._unsure_since: float | None = None
-        """Monotonic time since which it is unknown whether the job was submitted; None if it is known."""
+        """Monotonic time of the submission whose result is unknown. The value is None if no result is unknown."""
         self._is_checked = False
         self._again_at = float("-inf")
 
@@ -80,10 +78,10 @@ class Submission:
         return f"its Slurm job is being submitted{silent or refused}"
 
     def turn(self, *, is_told: bool, is_given_up: bool) -> End | None:
-        """Submit the job if a submission is due. If the attempt ends before the submission, return the end of the
+        """Submit the job if a submission is due. If the attempt ends without a submission, return the end of the
         attempt.
 
-        `is_told` is True if the attempt was asked to end. `is_given_up` is True if the attempt was asked long ago.
+        `is_told` tells if the attempt has to end. `is_given_up` tells if the attempt has had to end for a long time.
         """
         at = self._clock.monotonic()
         if is_told and self._unsure_since is None:
@@ -110,8 +108,7 @@ class Submission:
         return None
 
     def _look(self, at: float, unsure_since: float, *, is_told: bool, is_given_up: bool) -> End | None:
-        """Check whether the controller has accepted the job without an answer. The controller may still accept the job
-        later."""
+        """Check whether the controller has accepted the job without an answer. It may also accept the job later."""
         answer, found = find_jobs(self._name)
         self._again_at = at + _LOOK_SECONDS
         if self._silence.note(answer.is_silence, job=None, why=answer.why):
@@ -132,7 +129,7 @@ class Submission:
         return None
 
     def _ask_to_run(self) -> CommandResult:
-        """Check for problems that would make the job wait for ever, then submit the job."""
+        """Check for problems that would make the job wait for ever. Then submit the job."""
         assignment, plan = self._assignment, self._assignment.plan
         if not self._is_checked and (plan.segment, plan.attempt) == (0, 1):
             require_slurm(assignment.spec)  # Later refusals may be temporary.
@@ -166,7 +163,7 @@ class Submission:
             ask(["scancel", "--state=PENDING", *older])
 
     def _note_refusal(self, answer: CommandResult) -> None:
-        """Plan another submission later. Earlier checks find permanent problems, so this refusal may be temporary."""
+        """Plan another submission later. Earlier checks detect permanent problems, so this refusal may be temporary."""
         if self._refused_because != answer.why:
             self._refused_because = answer.why
             log.warning("sbatch refuses the job, retrying later reason=%s", answer.why)
