@@ -1,7 +1,6 @@
-"""Compares a candidate with the model in service on the same rows, and within subgroups of rows. `promotion.py` decides
-by this comparison.
+"""Compares a candidate with the model in service, on the same rows and within subgroups of rows.
 
-The module is pure.
+`promotion.py` decides by this comparison. The module is pure.
 """
 
 from __future__ import annotations
@@ -22,34 +21,34 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Scores = Mapping[str, npt.NDArray[np.float64]]
-"""For each metric, a number for each row. A lower number is better. A number that is not finite does not count."""
+"""For each metric, a number for each row. A lower number is better. A number that is not finite is ignored."""
 
 _RESAMPLES = 1_000
 _MOST_UNITS = 10_000
 """Largest number of units that the bootstrap draws.
 
-If there are more rows, the rows are put into random groups, and the intervals stay the same.
+More rows than this number are put into random groups, which does not change the intervals.
 """
 _INTERVAL = (2.5, 97.5)
 _LARGEST = 1e150
-"""A score beyond this value counts as infinite, because a mean of larger scores could overflow."""
+"""Score from which a score counts as infinite, because a mean of larger scores could overflow."""
 _MOST_GAIN = 1e9
 _FIRST_ROWS = 5
 _MOST_PLACES = 5
 
 _MOST_NAMED = 3
 _MOST_RECORDED = 1_000
-"""Maximum number of values of a column whose row counts are recorded. The most frequent values come first."""
+"""Maximum number of values of a column whose row counts are recorded, the most frequent values first."""
 
 
 def checked_scores(scores: object, *, rows: int, function: str, place_of: Callable[[int], str] = str) -> Scores:
-    """Return as arrays the scores that the user's function returned. `place_of` gives the place of a row in the files.
+    """Return the scores of the user's function as arrays. `place_of` gives the file and number of a row.
 
     Missing numbers become nan. The index of a pandas Series identifies its rows.
 
     Raises:
-        ScoresError: the function did not return a dict with a number for each row. If the function dropped rows, the
-            message names them. Without these rows, the two models would not be compared on the same rows.
+        ScoresError: the function did not return a dict with a number for each row. The message names the rows that
+            the function dropped. Both models must be compared on the same rows.
     """
     if not isinstance(scores, Mapping) or not scores:
         raise ScoresError(function=function, why="it did not return a dict of arrays by metric")
@@ -70,7 +69,7 @@ def checked_scores(scores: object, *, rows: int, function: str, place_of: Callab
 def _in_order(values: object, rows: int) -> object:
     """Return the scores in the order of the rows.
 
-    A pandas Series is sorted by its index, in case the function reordered it.
+    A pandas Series is sorted by its index, because the function may have reordered the Series.
     """
     index = getattr(values, "index", None)
     if index is None or callable(index) or len(index) != rows or set(index) != set(range(rows)):
@@ -79,9 +78,9 @@ def _in_order(values: object, rows: int) -> object:
 
 
 def _dropped(values: object, rows: int, place_of: Callable[[int], str]) -> str:
-    """Name in words the rows that a function dropped.
+    """Return a text that names the rows that a function dropped.
 
-    The text is empty if the result has no index that shows the rows.
+    The text is empty if the index of the result does not show the rows.
     """
     index = getattr(values, "index", None)
     kept = set(index) if index is not None and not callable(index) else None
@@ -103,7 +102,7 @@ def compare(
 ) -> tuple[Comparison, ...]:
     """Compare both models by every metric, the deciding metric first. The same seed gives the same intervals.
 
-    `before` contains the comparisons from the time at which the model in service was the candidate.
+    `before` contains the comparisons that were made when the model in service was the candidate.
 
     Raises:
         ScoresError: a metric or a column that the spec names does not exist.
@@ -133,7 +132,7 @@ def compare(
 
 
 class _Pair(NamedTuple):
-    """The scores of both models by one metric. A score that does not count is replaced by zero."""
+    """The scores of both models by one metric. The number zero replaces an ignored score."""
 
     candidate: npt.NDArray[np.float64]
     in_service: npt.NDArray[np.float64] | None
@@ -191,7 +190,7 @@ class _Resamples(NamedTuple):
     def means(self, values: npt.NDArray[np.float64], counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
         """Return the mean over the counted rows of each resample.
 
-        The counted rows are the same for every array of values. If a resample has no counted rows, its mean is nan.
+        All arrays of values must have the same counted rows. If a resample has no counted rows, its mean is nan.
         """
         sums = np.bincount(self.unit_of, weights=values, minlength=self.units)
         sizes = np.bincount(self.unit_of, weights=counted, minlength=self.units)
@@ -232,14 +231,14 @@ class Subgroups(NamedTuple):
 
     names: Sequence[str]
     of_row: npt.NDArray[np.int64]
-    """The subgroup of each row, as an index of `names`. The value is -1 for a row that is in no compared subgroup."""
+    """The subgroup of each row, as an index of `names`. The value is -1 for a row outside all compared subgroups."""
     rows: Mapping[str, int]
-    """Number of rows of each value, whether the value is compared or not."""
+    """Number of rows of each value, also of values that are not compared."""
     notes: Sequence[str]
-    """Sentences about the values that are new, that are gone, or that have too few rows."""
+    """Sentences about values that are new or missing, or that have too few rows."""
 
     def means(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The mean of each subgroup."""
+        """Return the mean of each subgroup."""
         is_compared, count = self.of_row >= 0, len(self.names)
         mine = self.of_row[is_compared]
         means: npt.NDArray[np.float64] = np.bincount(mine, values[is_compared], count) / np.bincount(mine, None, count)
@@ -254,10 +253,10 @@ def subgroups(
     least: int,
     before: Mapping[str, int] | None = None,
 ) -> Subgroups:
-    """Return the values of a column with at least `least` counted rows.
+    """Return the subgroups of a column: the values with at least `least` counted rows.
 
-    All values with fewer rows are compared together. `before` contains the number of rows of each value at the
-    evaluation of the model in service. None means that the numbers are unknown.
+    Values with fewer rows form one joint subgroup. `before` contains the rows of each value at the evaluation of the
+    model in service. None means that these numbers are unknown.
     """
     names, codes = _values(frame[column], column)
     counts = np.bincount(codes[counted], minlength=len(names))
@@ -279,7 +278,7 @@ def subgroups(
 
 
 def _values(column: pd.Series[Any], name: str) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Return the name of each value, and the value of each row. The last name is for rows without a value."""
+    """Return the name of each value, and the number of the value of each row. The last name is for missing values."""
     import pandas as pd
 
     # Objects are compared by their text, because lists have no hash, and 1 would be the same value as True.

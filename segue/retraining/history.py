@@ -1,4 +1,4 @@
-"""Computes the state of a model from the log of the model: versions, the version in service, and slots.
+"""Computes the state of a model from the model's log: versions, the version in service, and slots.
 
 The module is pure.
 """
@@ -50,13 +50,13 @@ class SlotState:
 
     slot: datetime
     start: SlotStart | None = None
-    """The newest start of the slot. The value is None if the slot ended before its data was checked."""
+    """The newest start of the slot. The value is None if the slot ended before the check of its data."""
     end: SlotEnd | None = None
     """The end of the slot. The value is None while the slot is open."""
     version: int | None = None
     """The version that the slot trained. The value is None if the slot trained no version."""
     decide_by: datetime | None = None
-    """The time until which a person may approve the version of the slot. The value is None if no person is asked."""
+    """The time until which a person may approve the slot's version. The value is None if no person is asked."""
     decision: Decision | None = None
     """The decision about the version of the slot."""
     ends: int = 0
@@ -64,7 +64,7 @@ class SlotState:
 
     @property
     def is_open(self) -> bool:
-        """Whether the slot was started and has not ended yet."""
+        """Whether the slot has not ended."""
         return self.end is None
 
     @property
@@ -84,7 +84,7 @@ class SlotState:
 
     @property
     def is_done(self) -> bool:
-        """Whether the slot trained a candidate. If it did, another start of the slot changes nothing."""
+        """Whether the slot has ended with a candidate, so that another start of the slot changes nothing."""
         return self.end is not None and self.end.outcome in DONE
 
 
@@ -128,28 +128,25 @@ class Models:
         return None
 
     def window_before(self, slot: datetime) -> SlotStart | None:
-        """Return the newest slot before `slot` whose data was accepted.
+        """Return the start of the newest slot before `slot` whose data was accepted.
 
-        The data of `slot` is compared with the data of this earlier slot.
+        The gate compares the data of `slot` with the data of this earlier slot.
         """
         starts = (state.start for time, state in self.slots.items() if time < slot)
         accepted = [start for start in starts if start is not None and start.run is not None]
         return accepted[-1] if accepted else None
 
     def trained_on(self, window: Window, *, but: datetime) -> datetime | None:
-        """Return the slot that trains on the same files with the same content, or the last slot that trained on them.
-
-        The slot `but` is left out.
-        """
+        """Return a slot that trains, or has last trained, on files with the same content. Ignore the slot `but`."""
         same = [slot for slot, known in self.last_windows(but=but).items() if known.content == window.content]
         return same[-1] if same else None
 
     def last_windows(self, *, but: datetime | None = None) -> dict[datetime, Window]:
         """Return the data of all open slots and of the newest slot that is done, by slot.
 
-        This data needs no further slot. The data of earlier slots does need a further slot, for example if files are
-        restored to an older content. If `but` is a slot of the past, the newest slot that was done before `but` counts
-        too.
+        This data needs no further slot. Data of earlier slots needs a further slot, for example if files are restored
+        to an older content. If `but` is a slot of the past, the result also has the newest slot that was done before
+        `but`.
         """
         slots = [state for state in self.slots.values() if state.slot != but and (state.is_open or state.is_done)]
         windows = {state.slot: state.start.window for state in slots if state.start and state.start.run}
@@ -190,7 +187,7 @@ def models_of(name: str, records: Iterable[tuple[datetime, ModelRecord]]) -> Mod
 
 @dataclass
 class _Fold:
-    """The state that follows from the records that were added so far."""
+    """The state that follows from the records that were added until now."""
 
     events: list[Event] = field(default_factory=list)
     slots: dict[datetime, SlotState] = field(default_factory=dict)
@@ -234,15 +231,13 @@ class _Fold:
             self._supersede(decision.version, "was promoted")
 
     def _supersede(self, version: int, what: str) -> None:
-        """End the wait of earlier slots, because a candidate never replaces a version that was trained for a later
-        slot.
-        """
+        """End the wait of earlier slots. A candidate never replaces a version that was trained for a later slot."""
         for state in list(self.slots.values()):
             if state.is_waiting and state.version is not None and state.slot < self.slot_of[version]:
                 self._settle(state.version, "not_promoted", f"version {version}, trained for a later slot, {what}")
 
     def _settle(self, version: int, outcome: SlotOutcome, why: str, decision: Decision | None = None) -> None:
-        """End a slot whose candidate waits. A slot in another state is not changed."""
+        """End a slot whose candidate waits. Other slots do not change."""
         state = self.slots[self.slot_of[version]]
         if state.is_waiting and state.version == version:
             self._change(state.slot, decision=decision)

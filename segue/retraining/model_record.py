@@ -1,5 +1,5 @@
-"""Defines the records of a model's log: the slots of the schedule, the candidates of the slots, and the changes of the
-version in service.
+"""Defines the records of a model's log: slots of the schedule, their candidates, and changes of the version in
+service.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Interval(FiniteValue):
 
 
 class LeftOut(FiniteValue):
-    """Rows of an evaluation without a finite score. These rows are left out of the means of both models."""
+    """Rows of an evaluation without a finite score. The means of both models ignore these rows."""
 
     candidate: int = Field(
         0, ge=0, description="Rows in which only the candidate has no finite score; they count against the candidate."
@@ -49,7 +49,7 @@ class LeftOut(FiniteValue):
 class Comparison(FiniteValue):
     """The comparison of a candidate with the model in service on the same rows, by one metric.
 
-    A lower value is better.
+    A lower value means a better model.
     """
 
     metric: str
@@ -129,7 +129,7 @@ IN_WORDS: dict[SlotOutcome, str] = {
     "superseded": "superseded",
 }
 DONE: tuple[SlotOutcome, ...] = ("promoted", "not_promoted")
-"""The outcomes of slots that trained a candidate. If a slot with another outcome is started again, it runs again."""
+"""The outcomes of slots that trained a candidate. After any other outcome, the slot may run again."""
 
 
 class SlotEnd(Record):
@@ -167,10 +167,7 @@ class Candidate(Record):
 
 
 class Choice(Record):
-    """A person's choice of a version to put into service.
-
-    The version is an earlier version, or a version that was not promoted.
-    """
+    """A person's choice of an earlier version, or of a version that was not promoted, to put into service."""
 
     kind: Literal["choice"] = "choice"
     version: int = Field(ge=1)
@@ -184,8 +181,8 @@ class Decision(Record):
     """The answer about a candidate that waited for a decision.
 
     The record promotes or rejects the candidate, and ends the candidate's slot.
+    The record promotes or rejects the candidate, and ends the candidate's slot.
     """
-
     kind: Literal["decision"] = "decision"
     version: int = Field(ge=1)
     answer: Answer = Field(description="`expired`: no person has answered in time.")
@@ -204,7 +201,7 @@ Cause = Literal["arrival", "drift"]
 class Trigger(Record):
     """The request for a slot, because data has arrived or data in service has drifted.
 
-    There is one slot for each `key`.
+    Each `key` has at most one slot.
     """
 
     kind: Literal["trigger"] = "trigger"

@@ -1,8 +1,8 @@
-"""The log of a model's versions in the store.
+"""The log of a model's versions in the store: the version in service, and all earlier promotions and decisions.
 
-The log shows the version in service, and all earlier promotions and decisions. The log of versions works like the log
-of a run: each record has a slot of its own and is written with put-if-absent. If several processes promote a version at
-the same moment, each promotion takes the earlier promotions into account, and no promotion is lost.
+The log of versions works like the log of a run. Each record has its own slot and is written with put-if-absent. If
+several processes promote a version at the same moment, each promotion follows the earlier promotions in the log, and no
+promotion is lost.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ class ModelsLog:
     """The versions of one model in a store."""
 
     def __init__(self, store: Store, name: str, *, spec: StoreSpec | None = None, clock: Clock | None = None) -> None:
-        """`spec` is the spec of the store.
-
-        The key of the spec signs the records, and is needed to read signed records.
+        """`spec` is the spec of the store. The key in `spec` signs the records, and is needed to read signed records.
         """
         self.store, self.name = store, name
         self._log = log_in(store, keys.model_folder(name), spec or StoreSpec(), clock=clock)
@@ -49,7 +47,7 @@ class ModelsLog:
     def log_id(self) -> str:
         """The id that distinguishes this log from a log of the same name in another store.
 
-        The id is empty until the log is read.
+        The id is empty before the first read of the log.
         """
         return self._log.log_id
 
@@ -63,16 +61,16 @@ class ModelsLog:
         return _models(self.name, self._log)
 
     def add(self, candidate: Candidate) -> Models:
-        """Record a candidate.
+        """Record a candidate. If the candidate is promoted, put it into service.
 
-        If the candidate is promoted, put it into service. Each slot and each run is recorded only once.
+        Each slot and each run is recorded only once.
 
         Raises:
-            ModelChangedError: the version in service is not the version with which the candidate was compared. The
-                comparison is therefore not valid. Compare the candidate again.
+            ModelChangedError: the candidate was compared with a version that is no longer in service. Compare the
+                candidate again.
             SlotEndedError: the slot was superseded or cancelled before this call.
-            StoreWriteError, StoreReadError: it is not known whether the candidate was recorded. It is safe to call the
-                method again.
+            StoreWriteError, StoreReadError: the candidate may or may not be recorded. It is safe to call the method
+            again.
         """
 
         def check(models: Models) -> None:
@@ -88,29 +86,26 @@ class ModelsLog:
         return self._append(candidate, check)
 
     def choose(self, version: int, *, why: str) -> Models:
-        """Put a version into service because a person chose it.
+        """Put the version that a person chose into service.
 
         Raises:
             UnknownVersionError: there is no version with this number.
-            StoreWriteError, StoreReadError: it is not known whether the choice was recorded. It is safe to call the
-                method again.
+            StoreWriteError, StoreReadError: the choice may or may not be recorded. It is safe to call the method again.
         """
         return self._append(Choice(version=version, why=why), lambda models: models.version(version))
 
     def decide(self, decision: Decision, *, now: datetime) -> Models:
         """Record a person's answer about a candidate that waits for a decision, and end the candidate's slot.
 
-        If several people answer, the first answer counts. If the answer comes after the time to decide, the answer is
-        recorded as expired, and the candidate is not promoted. After the call, the slot of the version contains the
-        valid decision, even if another person made this decision.
+        If several people answer, the first answer counts. An answer after the time to decide is recorded as expired,
+        and the candidate is not promoted. After the call, the slot of the version contains the valid decision, which
+        may be another person's.
 
         Raises:
             UnknownVersionError: there is no version with this number.
             NotWaitingError: no person was asked about the version, or its slot was cancelled.
-            ModelChangedError: the candidate is approved, but it was compared with a version that is no longer in
-                service.
-            StoreWriteError, StoreReadError: it is not known whether the answer was recorded. It is safe to call the
-                method again.
+            ModelChangedError: the candidate is approved, but was compared with a version that is no longer in service.
+            StoreWriteError, StoreReadError: the answer may or may not be recorded. It is safe to call the method again.
         """
         decide_by = self.read().version(decision.version).decide_by
         if decide_by is not None and now >= decide_by:
@@ -138,12 +133,12 @@ class ModelsLog:
     ) -> Trigger | None:
         """Request a slot at the second of `now`, or at the next free second. Each key gets only one slot.
 
-        Return None if `only_if` is false for the state at the time of the write. For example, a slot may have begun in
-        the meantime, or another version may be in service.
+        Return None if `only_if` is false for the state at the time of the write. For example, another process may have
+        begun a slot or changed the version in service.
 
         Raises:
-            StoreWriteError, StoreReadError: it is not known whether the request was recorded. It is safe to call the
-                method again.
+            StoreWriteError, StoreReadError: the request may or may not be recorded. It is safe to call the method
+            again.
         """
         slot = now.replace(microsecond=0)
 
@@ -165,14 +160,12 @@ class ModelsLog:
     def open_slot(self, start: SlotStart, *, is_for_new_data: bool = False) -> SlotStart:
         """Record the start of a slot.
 
-        If the slot is started several times, each call returns the start that was recorded first. A slot that ended
-        without a candidate is started again. With `is_for_new_data`, the slot is not started if another slot trains or
-        has trained on the same files.
+        Repeated calls return the start that was recorded first. A slot that ended without a candidate is started again.
+        With `is_for_new_data`, a slot whose files another slot trains on, or has trained on, is not started.
 
         Raises:
-            SameDataError: the slot needs new data, and another slot trains or has trained on the files of this slot.
-            StoreWriteError, StoreReadError: it is not known whether the start was recorded. It is safe to call the
-                method again.
+            SameDataError: the slot needs new data, and another slot trains or has trained on its files.
+            StoreWriteError, StoreReadError: the start may or may not be recorded. It is safe to call the method again.
         """
 
         def check(models: Models) -> None:
@@ -187,11 +180,11 @@ class ModelsLog:
         return known
 
     def end_slot(self, end: SlotEnd) -> Models:
-        """Record the outcome of a slot, if no outcome is recorded yet.
+        """Record the outcome of a slot. The call has no effect if an outcome is recorded.
 
         Raises:
-            StoreWriteError, StoreReadError: it is not known whether the outcome was recorded. It is safe to call the
-                method again.
+            StoreWriteError, StoreReadError: the outcome may or may not be recorded. It is safe to call the method
+            again.
         """
 
         def check(models: Models) -> None:
@@ -225,19 +218,19 @@ def model_names(store: Store) -> list[str]:
 
 
 def expired(version: int, decide_by: datetime) -> Decision:
-    """Return the decision that ends the wait for a person, if no person has decided in time."""
+    """Return the decision that nobody decided in time, which ends the wait for a person."""
     return Decision(version=version, answer="expired", why=f"nobody decided by {decide_by:%Y-%m-%d %H:%M %Z}")
 
 
 class _RecordedError(Exception):
-    """Cancels an append, because another process has already written the same record."""
+    """Cancels an append whose record another process has already written."""
 
 
 def require_new_data(models: Models, window: Window, *, slot: datetime) -> None:
-    """Check that no other slot trains, or has trained, on the same files.
+    """Check that no other slot trains, or has trained, on the files of a window.
 
     Raises:
-        SameDataError: another slot trains, or has trained, on the same files.
+        SameDataError: another slot trains, or has trained, on these files.
     """
     same = models.trained_on(window, but=slot)
     if same is not None:

@@ -1,4 +1,4 @@
-"""Writes the pages of a model as markdown: the card of a version, the check of a window, the history of slots.
+"""Writes the pages of a model as markdown: the card of a version, the check of a window, and the history of slots.
 
 The module is pure.
 """
@@ -19,11 +19,11 @@ from segue.units import duration, money
 _MOST_FINDINGS = 30
 _MOST_FILES = 40
 _WIDEST = 60
-"""Largest number of characters of a reason in the history's tables."""
+"""Maximum number of characters of a reason in the history's tables."""
 
 
 def card(models: Models, number: int, *, zone: tzinfo = UTC) -> str:
-    """The model card of a version."""
+    """Return the model card of a version."""
     version = models.version(number)
     start = models.slots[version.slot].start
     status = version_status(models, number)
@@ -51,7 +51,7 @@ def card(models: Models, number: int, *, zone: tzinfo = UTC) -> str:
 
 
 def version_status(models: Models, number: int) -> str:
-    """Describe in words whether a version is, was or may come into service."""
+    """Return in words whether a version is, was or may come into service."""
     if models.in_service == number:
         return "in service"
     if number in models.waiting:
@@ -61,7 +61,7 @@ def version_status(models: Models, number: int) -> str:
 
 
 def decision_lines(models: Models, number: int, *, zone: tzinfo) -> list[str]:
-    """List the decisions about a version, each with its person and time."""
+    """Return the decisions about a version, each with its person and time."""
     return [
         f"{_moment(event.at, zone)}: {event.record.sentence}"
         for event in models.events
@@ -70,9 +70,9 @@ def decision_lines(models: Models, number: int, *, zone: tzinfo) -> list[str]:
 
 
 def question(models: Models, number: int, *, zone: tzinfo, problem: str = "") -> str:
-    """Return the question to a person whether to promote a version.
+    """Return the text that asks a person whether to promote a version.
 
-    `problem` is the reason why the last answer failed.
+    `problem` is the reason why the previous answer failed.
     """
     version, state = models.version(number), models.slot_of(number)
     there = f"version {models.in_service}" if models.in_service is not None else "none"
@@ -111,7 +111,7 @@ def comparison_lines(comparisons: Sequence[Comparison], compared_with: int | Non
 
 
 def window_lines(window: Window, changes: Sequence[str]) -> Iterator[Markup]:
-    """The files of a window with their rows and hashes, and the changes since the previous window."""
+    """Return the files of a window with rows and hashes, and the changes since the previous window."""
     rows: list[tuple[object, ...]] = []
     for file in window.files[-_MOST_FILES:]:
         use = "evaluation" if file.is_held_back else "training"
@@ -124,7 +124,7 @@ def window_lines(window: Window, changes: Sequence[str]) -> Iterator[Markup]:
 
 
 def gate_lines(gate: GateResult) -> Iterator[Markup]:
-    """The outcome and the findings of the check."""
+    """Return the outcome and the findings of the check."""
     counts = f"{gate.expectations} expectations over {gate.rows:,} rows, {len(gate.findings)} not met."
     yield inline(f"{gate.outcome}: {counts}")
     yield table(("about", "expectation", "found", "where"), map(_finding_row, gate.findings[:_MOST_FINDINGS]))
@@ -133,7 +133,7 @@ def gate_lines(gate: GateResult) -> Iterator[Markup]:
 
 
 def gate_page(start: SlotStart, *, name: str, zone: tzinfo, docs: str | None) -> str:
-    """The page about the check of a slot's window."""
+    """Return the page about the check of a slot's window."""
     gate = start.gate
     verdict = {"passed": "Data passed", "warned": "Data passed with warnings", "failed": "Data refused"}[gate.outcome]
     parts = [Markup(f"{bold(verdict)} for the slot {_moment(start.slot, zone)} of {inline(name)}.")]
@@ -146,7 +146,7 @@ def gate_page(start: SlotStart, *, name: str, zone: tzinfo, docs: str | None) ->
 
 
 def history_page(models: Models, *, zone: tzinfo) -> str:
-    """All slots, versions and promotions of a model, newest first."""
+    """Return all slots, versions and promotions of a model, newest first."""
     now = f"version {models.in_service} is in service" if models.in_service is not None else "none is in service"
     slots = table(
         ("slot", "begun by", "outcome", "version", "why"),

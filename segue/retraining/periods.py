@@ -1,8 +1,8 @@
-"""Computes periods of the calendar, and the places of the files with the data of a period. The module is pure.
+"""Computes periods of the calendar, and the places of a period's files. The module is pure.
 
-Every moment is first converted to a `datetime` of the standard library, because a subclass may calculate in another
-way. An example is Pendulum's class, which Prefect uses. In zones whose clocks go forward at midnight, it gives the
-previous day.
+Every moment is first converted to a `datetime` of the standard library, because a subclass may calculate differently.
+Prefect uses Pendulum's subclass, for example. If the clocks of a zone go forward at midnight, Pendulum's subclass
+returns the previous day.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Period(NamedTuple):
     begins: datetime
     """The beginning of the period, with its time zone.
 
-    It is midnight, a full hour, or the moment at which the clocks change within an hour.
+    The beginning is midnight, a full hour, or the moment at which the clocks change within an hour.
     """
 
     @property
@@ -34,19 +34,19 @@ class Period(NamedTuple):
     def name(self) -> str:
         """The name of the period, such as 2013-06, 2013-06-03 or 2013-06-03T14+0200.
 
-        A week has the name of its Monday.
+        The name of a week is the date of its Monday.
         """
         return self.begins.strftime({"month": "%Y-%m", "hour": "%Y-%m-%dT%H%z"}.get(self.unit, "%Y-%m-%d"))
 
     def place(self, files: str) -> str:
-        """Return the place of the period's files: the template, with its strftime fields filled from the beginning of
-        the period.
-        """
+        """Return the place of the period's files: the template `files`, filled with the beginning of the period."""
         return self.begins.strftime(files)
 
 
 def in_utc(moment: datetime) -> datetime:
-    """Convert a moment with a time zone, of any subclass, to the standard library's `datetime` in UTC."""
+    """Convert a moment with a time zone to the standard library's `datetime` in UTC. The moment may be of any
+    subclass.
+    """
     plain = datetime.fromtimestamp(math.floor(moment.timestamp()), UTC)
     return plain.replace(microsecond=moment.microsecond)
 
@@ -65,14 +65,14 @@ def period_at(moment: datetime, unit: Unit, zone: tzinfo) -> Period:
 
 
 def newest_complete(moment: datetime, unit: Unit, zone: tzinfo, *, delay: timedelta) -> Period:
-    """Return the last period that had ended at least `delay` before the moment."""
+    """Return the newest period that had ended at least `delay` before the moment."""
     return _shifted(period_at(in_utc(moment) - delay, unit, zone), -1)
 
 
 def periods_until(last: Period, *, count: int | None = None, since: Period | None = None) -> Sequence[Period]:
     """Return the periods up to `last`, oldest first.
 
-    The result has `count` periods, or all periods from `since`. It is empty if `since` is later than `last`.
+    The result has `count` periods, or all periods from `since`. The result is empty if `since` is later than `last`.
     """
     found: list[Period] = []
     period = last
@@ -103,10 +103,7 @@ def _later(moment: datetime, minutes: int) -> datetime:
 
 
 def _hour_begin(moment: datetime) -> datetime:
-    """Return the first minute of a moment's hour that has the same UTC offset.
-
-    This minute is after any change of the clocks.
-    """
+    """Return the first minute of a moment's hour with the same UTC offset, which is after any change of the clocks."""
     hour = moment.replace(second=0, microsecond=0)
     earlier = (_later(hour, -minutes) for minutes in range(hour.minute, 0, -1))
     return next((begin for begin in earlier if _same_hour(begin, hour)), hour)
@@ -115,7 +112,7 @@ def _hour_begin(moment: datetime) -> datetime:
 def _minutes_of_hour(begin: datetime) -> int:
     """Return the number of minutes of the hour.
 
-    It is less than 60 if the clocks change within the hour, as on Lord Howe Island.
+    If the clocks change within the hour, as on Lord Howe Island, the number is less than 60.
     """
     return next(minutes for minutes in range(60, 0, -1) if _same_hour(_later(begin, minutes - 1), begin))
 

@@ -1,4 +1,4 @@
-"""Checks, from a program's files and without running them, whether slots can train and publish the program."""
+"""Checks a program's files, without running them, for what slots need to train and publish the program."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _OF_FRAMEWORKS = frozenset({"SegueCallback", "commit_folder"})
 
 
 def require_publishable(spec: RetrainSpec, *, folder: Path, source: str = "retrain.toml") -> tuple[str, ...]:
-    """If the slots train a program, check that the program tracks the objects that a version of its model needs.
+    """Check that the program of the slots tracks the objects that a version of its model needs.
 
-    The function returns remarks about the program, in sentences. The program runs in `folder`. Only the user's own
-    files are read. If these files do not show whether a requirement is met, nothing is reported.
+    Return remarks about the program, in sentences. If the slots train no program, do nothing. The program runs in
+    `folder`, and the function reads only the user's own files. It reports nothing if these files do not show whether a
+    requirement is met.
 
     Raises:
         ProgramError: the program does not exist.
@@ -39,9 +40,8 @@ def require_publishable(spec: RetrainSpec, *, folder: Path, source: str = "retra
 
 
 def notes_on_files(program: ProgramSpec, *, folder: Path) -> tuple[str, ...]:
-    """Return a remark if no code in the files of a program can read the list of files of the program's run.
-
-    Otherwise return an empty list.
+    """Return a remark if no code in a program's files can read the list of files of its run. Otherwise return
+    nothing.
     """
     sources, script = list(sources_of(program.command, folder=folder)), script_of(program.command, folder=folder)
     if script is None or asks_for_files(sources):
@@ -57,9 +57,9 @@ class Tracked(NamedTuple):
 
     names: tuple[str, ...]
     is_complete: bool
-    """Whether these are all names.
+    """Whether the names are all names of the program.
 
-    This is so if only these files use the sessions and each call writes its names out.
+    The value is True if only these files use the sessions, and if each call of `track` contains its names literally.
     """
 
 
@@ -88,7 +88,7 @@ def _sessions(node: ast.AST) -> Iterator[str]:
 
 
 def _called(call: ast.Call) -> str:
-    """Return the last name of the expression that is called."""
+    """Return the last name of the expression that the code calls."""
     match call.func:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
@@ -109,9 +109,8 @@ def _is_given(names: set[str], call: ast.Call) -> bool:
 
 
 def asks_for_files(sources: Sequence[SourceFile]) -> bool:
-    """Whether a program can read the list of files of its run.
-
-    To read the list, the program must name the config and the entry `data`.
+    """Whether a program can read the list of files of its run. The program must name the config and the entry
+    `data`.
     """
     words = _words(sources)
     return bool(words & {"config", CONFIG_VARIABLE}) and bool(words & {"data", "data_frame"})

@@ -1,6 +1,6 @@
 """Decides whether a candidate replaces the model in service: by its gain (`min_gain`), the guards and the groups.
 
-If a person must approve promotions, the candidate then waits for the person. The module is pure.
+If a person must approve promotions, a better candidate waits for this person. The module is pure.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ class Promotion(NamedTuple):
 def decide(spec: EvaluationSpec, comparisons: Sequence[Comparison], *, faults: Sequence[str] = ()) -> Promotion:
     """Decide whether the candidate is promoted. The first comparison must use the metric that decides.
 
-    Each of `faults` is a reason why the candidate must not be in service, even if the metrics of the candidate are
-    better.
+    Each of `faults` is a reason against the candidate, even if the candidate has better metrics.
     """
     first = comparisons[0]
     reasons = [*faults, *_reasons_against(spec, comparisons)]
@@ -44,9 +43,9 @@ def decide(spec: EvaluationSpec, comparisons: Sequence[Comparison], *, faults: S
 def asked(candidate: Candidate, spec: RetrainSpec, models: Models, *, now: datetime) -> Candidate:
     """Return the candidate to record after an evaluation.
 
-    With `promotion = "ask"`, a better candidate waits for a person. A candidate that is not better is not promoted, and
-    no person is asked. If a candidate of a later slot already waits, no person is asked either. The reason is that a
-    candidate never replaces a version that was trained for a later slot.
+    With `promotion = "ask"`, a better candidate waits for a person. Without a better candidate, no person is asked. No
+    person is asked if a candidate of a later slot already waits, because a candidate never replaces a version that was
+    trained for a later slot.
     """
     if spec.promotion != "ask" or not candidate.is_promoted:
         return candidate
@@ -80,7 +79,7 @@ def _reasons_against(spec: EvaluationSpec, comparisons: Sequence[Comparison]) ->
 
 
 def _remarks(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """Return the facts that a reader of the decision must know, although these facts do not affect the decision."""
+    """Return remarks for a reader of the decision. These remarks do not affect the decision."""
     yield from comparisons[0].group_notes
     for each in comparisons:
         count = each.left_out.in_service + each.left_out.both
@@ -89,7 +88,7 @@ def _remarks(comparisons: Sequence[Comparison]) -> Iterator[str]:
 
 
 def _rows(count: int, left_out: LeftOut) -> str:
-    """Describe the rows in words. If all rows are of one kind, the text contains their numbers."""
+    """Describe the rows in words. If all rows have the same cause, the text contains the row numbers."""
     if count != left_out.count:
         return f"{count:,} {'row' if count == 1 else 'rows'}"
     numbers = ", ".join(map(str, left_out.first))

@@ -7,11 +7,11 @@ from pydantic import Field
 from segue.records import FiniteValue
 
 FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
-"""Pattern of the place of a function: module:name."""
+"""Pattern of a function's place, in the form module:name."""
 
 
 class EvaluationSpec(FiniteValue):
-    """The rule for the promotion of a candidate. Shares are relative to the metric of the model in service."""
+    """The rule for the promotion of a candidate. All shares are relative to the metric of the model in service."""
 
     scores: str = Field(
         pattern=FUNCTION,

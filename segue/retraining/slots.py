@@ -1,4 +1,4 @@
-"""Defines the slots of a schedule: the names of slots, the runs of slots, and the reaction if slots overlap.
+"""Defines the slots of a schedule: their names, their runs, and the reaction to overlapping slots.
 
 The module is pure.
 """
@@ -23,16 +23,16 @@ _HEARTBEAT = "_slot-"
 def slot_at(moment: datetime, zone: tzinfo = UTC) -> datetime:
     """Return the slot of a moment: the moment in whole seconds, in UTC.
 
-    If the time has no time zone, it counts as a time in `zone`.
+    A moment without a time zone is a time in `zone`.
     """
     known = moment if moment.tzinfo is not None else datetime.combine(moment.date(), moment.time(), zone)
     return in_utc(known).replace(microsecond=0)
 
 
 def stamp_of(slot: datetime) -> str:
-    """Return the text of a slot in names, e.g. 20130701t0600. The text contains the seconds if they are not 0.
+    """Return the text of a slot in names, e.g. 20130701t0600, with the seconds if they are not 0.
 
-    The text is in UTC, because in UTC no hour comes twice.
+    The text is in UTC, because no hour comes twice in UTC.
     """
     utc = slot.astimezone(UTC)
     return utc.strftime(_STAMP + "%S" if utc.second else _STAMP)
@@ -45,14 +45,14 @@ def slot_of(stamp: str) -> datetime:
 
 
 def run_id_of(spec: RetrainSpec, slot: datetime) -> str:
-    """Return the run id of a slot. The run id stays the same if the slot is started again."""
+    """Return the run id of a slot, which stays the same if the slot is started again."""
     return f"{spec.name}-{stamp_of(slot)}"
 
 
 def run_of(spec: RetrainSpec, slot: datetime, window: Window | None, *, now: datetime) -> RunSpec:
     """Return the run of a slot on the files of the slot's window.
 
-    A deadline that has passed is dropped, so the run has the lowest cost. A relative path of the store's folder begins
+    A deadline in the past is dropped, so that the run has the lowest cost. A relative path of the store's folder begins
     at the current folder.
     """
     deadline = slot + timedelta(hours=spec.ready_within_hours) if spec.ready_within_hours is not None else None
@@ -67,7 +67,7 @@ def run_of(spec: RetrainSpec, slot: datetime, window: Window | None, *, now: dat
 
 
 def store_of(spec: RetrainSpec) -> StoreSpec:
-    """Return the store of the model. The runs of the model are stored in the same store."""
+    """Return the store of the model, which is also the store of the model's runs."""
     return run_of(spec, datetime(2000, 1, 1, tzinfo=UTC), None, now=datetime(2001, 1, 1, tzinfo=UTC)).store
 
 
@@ -76,7 +76,7 @@ def missed_slots(
 ) -> tuple[datetime, ...]:
     """Return at most 100 scheduled times after the newest slot that began and before `until`, the oldest time first.
 
-    The times of slots that are already recorded are left out.
+    The result has no times of recorded slots.
     """
     since = newest_begun(slots, until=until)
     if since is None:
@@ -87,9 +87,9 @@ def missed_slots(
 def newest_begun(slots: Mapping[datetime, SlotState], *, until: datetime) -> datetime | None:
     """Return the newest recorded slot before `until` that has begun.
 
-    If no slot has begun, return the newest recorded slot, or None. If possible, a slot that ended before it began does
-    not count. The flow run of this slot may have died while it ran an earlier missed slot, and the other missed slots
-    before it are then not recorded.
+    If no slot has begun, return the newest recorded slot, or None. A flow run may have died while it ran an earlier
+    missed slot. Its own slot has then ended before it began, and the missed slots between the two slots are not
+    recorded. Therefore a slot that has begun is preferred.
     """
     earlier = [slot for slot in slots if slot < until]
     begun = [slot for slot in earlier if slots[slot].start is not None]
@@ -102,10 +102,7 @@ def heartbeat_of(model: str, slot: datetime) -> str:
 
 
 def model_and_slot_of(heartbeat: str) -> tuple[str, datetime] | None:
-    """Return the model and the slot in the name of a heartbeat.
-
-    Return None if the heartbeat belongs to a run's parent.
-    """
+    """Return the model and the slot in the name of a heartbeat. Return None for the heartbeat of a run's parent."""
     model, _, stamp = heartbeat.removeprefix(_HEARTBEAT).rpartition("-")
     return (model, slot_of(stamp)) if heartbeat.startswith(_HEARTBEAT) else None
 
@@ -118,7 +115,7 @@ class Overlap(NamedTuple):
 
 
 def overlap_of(spec: RetrainSpec, slot: datetime, others: Iterable[datetime]) -> Overlap:
-    """Return the reaction of a slot to the other slots that run now. A slot does not wait for later slots."""
+    """Return the reaction of a slot to other slots that run now. A slot never waits for later slots."""
     earlier = sorted(other for other in others if other < slot)
     if not earlier:
         return Overlap("go")

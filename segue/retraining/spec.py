@@ -1,4 +1,4 @@
-"""Defines the specification of a scheduled retraining, which is the file retrain.toml."""
+"""Defines retrain.toml, the specification of a scheduled retraining."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ANY_SLOT = "20000101t0000"
 
 
 class GateSpec(FiniteValue):
-    """The requirements for the data of a slot. They are checked before any capacity is bought."""
+    """The requirements for the data of a slot, which are checked before any capacity is bought."""
 
     suite: str | None = Field(
         None, description="File with a suite of Great Expectations, relative to retrain.toml; None: no suite."
@@ -73,7 +73,7 @@ class GateSpec(FiniteValue):
 
 
 class RegistrySpec(FiniteValue):
-    """The model registry of an MLflow server. Versions and promotions are mirrored in this registry."""
+    """The model registry of an MLflow server, to which segue copies versions and promotions."""
 
     tracking_uri: str = Field(description="URL of the MLflow server without credentials, e.g. http://mlflow:5000.")
     name: str | None = Field(None, description="Name of the registered model; None: `name` of this file.")
@@ -89,7 +89,7 @@ class RegistrySpec(FiniteValue):
 
 
 class PublishSpec(FiniteValue):
-    """The part of a run that becomes the candidate, and the way to load it."""
+    """The part of a run's checkpoint that becomes the candidate, and the function that returns the model."""
 
     checkpoint: typing.Literal["last", "best"] = Field(
         "last", description="Checkpoint to publish: the last of the run, or the one with the best metric."
@@ -264,13 +264,15 @@ class Window(Record):
     unlike: tuple[str, ...] = Field((), description="Conflicts between the window's files, in sentences.")
 
     def data_of(self, files: tuple[WindowFile, ...], access: DataAccess) -> DataSpec:
-        """Return these files of the window as the data of a run, which reads them as the check of the window did."""
+        """Return these files of the window as the data of a run. The run reads them as the check of the window did."""
         plain = tuple(DataFile(**file.model_dump(include=set(DataFile.model_fields))) for file in files)
         return DataSpec(files=plain, columns=self.columns, **access.model_dump(include=set(DataAccess.model_fields)))
 
     @property
     def content(self) -> frozenset[tuple[str, str, bool]]:
-        """The identity of the data. It is equal for two windows with the same files, hashes and uses of the files."""
+        """The identity of the data. Two windows with equal files, hashes and uses of the files have equal
+        identities.
+        """
         return frozenset((file.path, file.sha256, file.is_held_back) for file in self.files)
 
     @property
@@ -279,7 +281,7 @@ class Window(Record):
         return tuple(file for file in self.files if not file.is_held_back)
 
     def place_of_held_back(self, row: int) -> str:
-        """Return the place of a row of the evaluation: the row's file, and the row's number in the file."""
+        """Return the file of a row of the evaluation, and the number of the row in this file."""
         return place_of([(file.path, file.rows or 0) for file in self.held_back], row)
 
     @property

@@ -1,4 +1,4 @@
-"""The table [trigger] of retrain.toml."""
+"""Defines the table [trigger] of retrain.toml."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The check of a window of data before any capacity is bought."""
+"""Checks a window of data before any capacity is bought."""

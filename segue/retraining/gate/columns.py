@@ -1,4 +1,4 @@
-"""Reads the files of a window as one table. Only the requested columns are in memory."""
+"""Reads the files of a window as one table, with only the requested columns in memory."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Part(NamedTuple):
 
 
 class Columns:
-    """The rows of several files, in order. Only the requested columns are in memory."""
+    """The rows of several files, in order, with only the requested columns in memory."""
 
     def __init__(self, parts: Sequence[Part], types: Mapping[str, str]) -> None:
         self.parts = tuple(parts)
         self._types = types
 
     def only(self, sources: Collection[str]) -> Columns:
-        """Return the table of these files only."""
+        """Return a table with only these files."""
         return Columns([part for part in self.parts if part.source in sources], self._types)
 
     @property
@@ -74,7 +74,7 @@ class Columns:
         return pd.DataFrame(index=pd.RangeIndex(self.rows))
 
     def place_of(self, row: int) -> str:
-        """Return the place of a row: the row's file, and the row's number in the file, counted from 0."""
+        """Return the file of a row, and the number of the row in this file, counted from 0."""
         return place_of([(part.source, part.rows) for part in self.parts], row)
 
 
@@ -82,9 +82,9 @@ class Columns:
 def columns_of(
     files: Sequence[WindowFile], local: Mapping[str, Path], types: Mapping[str, str], reading: Reading = _USUAL
 ) -> Iterator[Columns]:
-    """A block with the table of these files, in the types of their layout. `local` gives the local path of each file.
+    """Yield the table of these files, in the types of their layout. `local` gives the local path of each file.
 
-    CSV files are converted to Parquet until the block ends, so that single columns can be read.
+    Until the block ends, CSV files exist as Parquet files too, so that single columns can be read.
 
     Raises:
         DataUnreadableError: a file is damaged, or a value does not have the type of its column.

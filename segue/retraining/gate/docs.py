@@ -1,4 +1,4 @@
-"""Copies the Data Docs of a slot's check into the store, and back."""
+"""Copies the Data Docs of a slot's check into the store, and out of the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_FILE_BYTES = 64 * 2**20
 
 
 def store_docs(store: Store, model: str, stamp: str, folder: Path) -> str:
-    """Store every file of a site below the slot's prefix, and replace existing files. Return the prefix.
+    """Store every file of a site below the slot's prefix. Replace existing files. Return the prefix.
 
     Raises:
         StoreWriteError: some files may be missing. It is safe to call the function again.

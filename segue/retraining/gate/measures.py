@@ -1,6 +1,6 @@
-"""Computes segue's own measures of a window, as small frames with the expectations of retrain.toml.
+"""Computes segue's own measures of a window: likeness of the files, number of rows, age and drift.
 
-The measures are the likeness of the files, the number of rows, the age and the drift.
+Each measure is a small frame with the expectations of retrain.toml.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DIFFERENCES = "differences"
-"""The name of the frame of differences between files. Each difference is one row of the frame."""
+"""Name of the frame of differences between files. Each row of the frame is one difference."""
 Arguments = Mapping[str, Any]
 
 
 class Derived(NamedTuple):
-    """A frame of measures, with its expectations as classes and arguments."""
+    """A frame of measures, and the classes and arguments of its expectations."""
 
     name: str
     of: str
-    """The plural noun for the rows of the frame, such as `files`."""
+    """Plural noun for the rows of the frame, such as `files`."""
     frame: pd.DataFrame
     """The frame of measures. The first column names the subject of each row."""
     expected: tuple[tuple[str, Arguments], ...]
@@ -45,8 +45,8 @@ def derived(
 ) -> Iterator[Derived]:
     """Return the frames of measures of a window.
 
-    `before` contains the profiles of the previous window, by column. It is empty at the first slot. The drift is
-    computed for the `new` rows.
+    `before` contains the profiles of the previous window, by column. At the first slot, `before` is empty. The drift is
+    computed for the rows in `new`.
 
     Raises:
         DataUnreadableError: a file is damaged.
@@ -97,7 +97,7 @@ def drifts_of(
 ) -> dict[str, Drift]:
     """Return the drift of each column that has a profile. The columns are read one at a time.
 
-    If a column of `only` does not exist, its drift is infinite.
+    The drift of a missing column in `only` is infinite.
 
     Raises:
         DataUnreadableError: a file is damaged.

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 _EDGES, _BINS = 100, 10
 _MOST_VALUES = 100
 _SAMPLED = 100_000
-"""Number of evenly spaced values from which edges are chosen. The shares between edges use all values."""
+"""Number of evenly spaced values from which edges are computed. The shares between edges use all values."""
 _LEAST_SHARE = 1e-4
-"""An empty bin counts as this share, because the logarithm of 0 is infinite."""
+"""Share that replaces the share of an empty bin, because the logarithm of 0 is infinite."""
 
 
 class Drift(NamedTuple):
@@ -27,15 +27,15 @@ class Drift(NamedTuple):
     psi: float
     """Population stability index over ten bins or the most frequent values.
 
-    Nulls have a bin of their own. A value below 0.1 is usually called stable, a value above 0.25 changed (Siddiqi,
-    Credit Risk Scorecards, 2006).
+    Nulls have a separate bin. A column is usually called stable below 0.1 and changed above 0.25 (Siddiqi, Credit Risk
+    Scorecards, 2006).
     """
     ks: float | None
     """Kolmogorov-Smirnov distance of numbers: the largest difference of the two cumulative distributions."""
 
 
 def profile_of(column: pd.Series) -> ColumnProfile:
-    """The distribution of a column."""
+    """Return the distribution of a column."""
     rows = len(column)
     present = column.dropna()
     null_share = 1 - len(present) / rows if rows else 0.0
@@ -99,7 +99,7 @@ def _cumulative(numbers: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]
 
 
 def _bins(cumulative: npt.NDArray[np.float64]) -> list[float]:
-    """Return the shares of about ten bins: the bins between edges, and the bin beyond the last edge."""
+    """Return the shares of about ten bins. The last bin contains the values above the last edge."""
     picked = cumulative[:: max(len(cumulative) // _BINS, 1)]
     return [float(each) for each in np.diff(np.concatenate([[0.0], picked, [1.0]]))]
 

@@ -1,4 +1,4 @@
-"""Records of a check: the findings, and the distributions of the columns."""
+"""Defines the records of a check of data: the findings, and the distributions of the columns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Finding(FiniteValue):
 
     @property
     def sentence(self) -> str:
-        """The finding in words."""
+        """A sentence about the finding."""
         where = f" ({'; '.join(self.places[:3])})" if self.places else ""
         return f"{self.about}: {self.expectation} is not met: {self.observed}{where}"
 

@@ -1,6 +1,6 @@
-"""Reads a suite of Great Expectations from its file, validates the suite, and divides it by columns.
+"""Reads a suite of Great Expectations from its file, validates it, and groups its expectations by columns.
 
-The module also writes a first suite, which good data meets.
+The module also writes a first suite, whose expectations good data meets.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Expectation(NamedTuple):
     kind: str
     """The kind of the expectation, as in expect_column_values_to_not_be_null."""
     columns: tuple[str, ...] | None
-    """The columns that the expectation reads.
+    """The columns that the expectation reads. The value None means all columns.
 
-    The tuple is empty if the expectation is about the table as a whole, and None for all columns.
+    The tuple is empty for an expectation about the table as a whole.
     """
     made: Any
     """The expectation as an object of Great Expectations."""
@@ -47,7 +47,7 @@ class Expectation(NamedTuple):
 
     @property
     def is_warning(self) -> bool:
-        """Whether the expectation does not stop a slot, because the severity of the expectation is warning or info."""
+        """Whether the expectation stops no slot, because its severity is warning or info."""
         return str(getattr(self.made.severity, "value", self.made.severity)) in ("warning", "info")
 
 
@@ -55,7 +55,7 @@ def read_suite(path: Path, gx: Any) -> tuple[Expectation, ...]:
     """Return the expectations in a suite's file, as `ExpectationSuite.to_json_dict()` writes it.
 
     Raises:
-        SpecError: the file cannot be read, or an entry is not an expectation. The error names each such entry.
+        SpecError: the file cannot be read, or has an entry that is not an expectation. The error names each such entry.
     """
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 
@@ -114,9 +114,9 @@ def _columns_of(entry: dict[str, Any]) -> tuple[str, ...] | None:
 
 
 def starter_suite(columns: Columns, *, name: str) -> Entry:
-    """Return a suite that these rows meet, as a draft for a person: columns, nulls, ranges, sets of values, uniqueness.
+    """Return a suite whose expectations these rows meet, as a draft: columns, nulls, ranges, sets, uniqueness.
 
-    Every row is read, one column at a time.
+    The function reads every row, one column at a time.
 
     Raises:
         DataUnreadableError: a file is damaged.
@@ -153,10 +153,7 @@ def _of_column(name: str, values: pd.Series) -> Iterator[Entry]:
 
 
 def _limits(low: float, high: float) -> tuple[float, float]:
-    """Return a range with a margin around the values.
-
-    The range does not go below zero if no value does, as for counts.
-    """
+    """Return a range with a margin around the values. If no value is negative, the range begins at zero or above."""
     room = _ROOM * (high - low) or abs(high) or 1.0
     digits = 3 - math.floor(math.log10(room))
     lower = 0.0 if low >= 0 else round(low - room, digits)

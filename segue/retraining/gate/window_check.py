@@ -1,7 +1,6 @@
 """Checks a window before any capacity is bought, with the user's suite and with segue's own measures of the files.
 
-Expectations are evaluated over all rows, one group of columns at a time. Only the columns of one group are therefore in
-memory.
+Expectations are evaluated over all rows, one group of columns at a time, to keep only this group in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _MOST_PLACES = 10
 _SOURCE = "data"
 _NEEDED_FOR = "The check of the data"
 _LARGE_BYTES = 2**24
-"""If a frame has at least this number of bytes, its memory is freed at once. This takes 0.3 s."""
+"""Size in bytes from which the memory of a frame is freed at once, which takes 0.3 s."""
 
 
 def check_window(
@@ -42,13 +41,13 @@ def check_window(
 ) -> GateResult:
     """Evaluate every expectation of `spec.gate`. `folder` contains retrain.toml, and `before` is the previous slot.
 
-    If `docs` is given, Data Docs are written into that folder. Open the `index.html` of the folder.
+    If `docs` is given, Data Docs are written into this folder. Their first page is `index.html`.
 
     Raises:
         DataUnreadableError: a file is damaged, or a value does not have the type of its column.
         MissingExtraError: great-expectations is not installed.
         OutputError: `docs` cannot be written.
-        SpecError: the suite cannot be read, or has entries that are not expectations.
+        SpecError: the suite cannot be read, or has an entry that is not an expectation.
     """
     known = {file.sha256 for file in before[0].files} if before is not None else set()
     paths = {file.path for file in window.files}
@@ -85,7 +84,7 @@ def _outcome(spec: RetrainSpec, findings: Sequence[Finding]) -> Literal["passed"
 
 
 def _of_suite(suite: Sequence[Expectation], columns: Columns, validator: _Validator) -> Iterator[Finding | None]:
-    """Return the finding of each expectation. The finding is None if the expectation is met."""
+    """Yield the finding of each expectation, or None for an expectation that is met."""
     for names, expectations in by_columns(suite).items():
         missing = [name for name in names or () if name not in columns.names]
         if missing:
@@ -139,7 +138,7 @@ def _shown(value: object) -> str:
 def _reason(exceptions: Any) -> str:
     """Return the message of an exception that Great Expectations kept.
 
-    The exception is a dict, or a dict of such dicts by metric.
+    The exception is a dict, or a dict of exceptions by metric.
     """
     if not isinstance(exceptions, dict):
         return str(exceptions)
@@ -179,7 +178,7 @@ class _Validator:
         return results
 
     def write_docs(self, folder: Path, *, name: str, run_name: str) -> None:
-        """Write all results as one page of Data Docs, with its index."""
+        """Write all results as one page of Data Docs, and an index page."""
         from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
         from great_expectations.core.run_identifier import RunIdentifier
         from great_expectations.data_context.types.resource_identifiers import (

@@ -1,1 +1,1 @@
-"""The causes of a slot besides its schedule and a person: new data, and drift of the data in service."""
+"""Detects causes of a slot besides its schedule and a person: new data, and drift of the data in service."""

@@ -1,4 +1,4 @@
-"""Decides whether the files of a window are new and complete. If they are, a slot begins. The module is pure."""
+"""Decides whether the files of a window are new and complete, so that a slot begins. The module is pure."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from segue.retraining.window import Chosen
 _MOST_NAMED = 3
 
 WrittenAt = Callable[[str], Mapping[str, datetime | None]]
-"""This function returns the time of the last write of each file of a folder, including markers.
+"""A function that returns the time of the last write of each file of a folder, including markers.
 
-The time is None if it is not known.
+An unknown time is None.
 """
 
 
 class Seen(Record):
-    """The observations of one check, kept for the next check."""
+    """What one check saw, kept for the next check."""
 
     files: str = Field("", description="Hash of the listing of the window's files.")
     since: AwareDatetime | None = Field(None, description="Time since which these files have not changed.")
@@ -41,25 +41,22 @@ class Arrival(NamedTuple):
     """The result of a check of the files of a window."""
 
     action: Literal["none", "wait", "compare", "train"]
-    """The action `compare` means that another slot has files of the same names and sizes.
-
-    Only the content then shows whether the files are new.
-    """
+    """The action `compare` means that another slot has files of the same names and sizes, but perhaps other content."""
     why: str
 
 
 def key_of(chosen: Chosen, listed: Sequence[Listed]) -> str:
-    """Return a key of the files of a window, from their listing. The key changes if one of the files changes."""
+    """Return a key of the files of a window, from their listing. If a file changes, the key changes."""
     known = {each.path: each for each in listed}
     lines = [f"{place.path}\n{place.is_held_back}\n{known[place.path][1:]}" for place in chosen.files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def reason_of(files: str, models: Models, *, before: datetime | None = None) -> str:
-    """Return a key of the files of a window and of the newest slot.
+    """Return a key of the files of a window and of the newest slot, or of the newest slot before `before`.
 
-    If `before` is given, the newest slot before `before` is used. Because of this key, the same files can cause another
-    slot if files of an earlier slot are restored, or if a slot was left out.
+    The same files can cause another slot under a new key, if files of an earlier slot are restored or a slot was
+    skipped.
     """
     passed = [slot for slot, state in models.slots.items() if state.start is not None or _is_left_out(models, slot)]
     slots = [slot.isoformat() for slot in passed if before is None or slot < before]
@@ -67,8 +64,9 @@ def reason_of(files: str, models: Models, *, before: datetime | None = None) -> 
 
 
 def begun_for(files: str, models: Models) -> Trigger | None:
-    """Return the trigger that requested a slot for the same reason, or the trigger that began the newest slot if this
-    slot failed.
+    """Return the trigger that requested a slot for the present files.
+
+    If the newest slot began for these files and failed, return the trigger of this slot.
     """
     reason = reason_of(files, models)
     asked = next((each for each in models.triggers.values() if each.key == reason), None)
@@ -79,14 +77,14 @@ def begun_for(files: str, models: Models) -> Trigger | None:
 
 
 def _is_left_out(models: Models, slot: datetime) -> bool:
-    """Whether a requested slot ended as skipped before it began. If it did, its files may not have been used."""
+    """Whether a requested slot ended as skipped before it began, so that its files may not have been used."""
     state = models.slots[slot]
     is_skipped = state.end is not None and state.end.outcome == "skipped"
     return slot in models.triggers and state.start is None and is_skipped
 
 
 def noted(seen: Seen, key: str, *, now: datetime) -> Seen:
-    """Return the observations, updated with the present files."""
+    """Return what the previous check saw, updated with the present files."""
     return seen if seen.files == key else seen.model_copy(update={"files": key, "since": now, "hashes": {}})
 
 
@@ -100,9 +98,9 @@ def arrival_of(
     now: datetime,
     written_at: WrittenAt,
 ) -> Arrival:
-    """Return the action for the files of a window. `seen` contains the earlier observations of these files.
+    """Return the action for the files of a window. `seen` contains what earlier checks saw of these files.
 
-    If a slot failed on these files, no new slot begins until one of the files changes.
+    If a slot failed on these files, no new slot begins until a file changes.
     """
     begun = begun_for(seen.files, models)
     if begun is not None:
@@ -125,10 +123,7 @@ def arrival_of(
 def same_window(
     windows: Mapping[datetime, Window], chosen: Chosen, listed: Sequence[Listed], hashes: Mapping[str, str]
 ) -> datetime | None:
-    """Return the newest slot with the same data.
-
-    If `hashes` is empty, files of the same names and sizes count as the same data.
-    """
+    """Return the newest slot with the same data. If `hashes` is empty, compare only names and sizes of the files."""
     sizes = {each.path: each.size_bytes for each in listed}
     content = {(place.path, hashes.get(place.path) or sizes[place.path], place.is_held_back) for place in chosen.files}
     same = [
@@ -141,19 +136,13 @@ def same_window(
 
 
 def _newest_window(models: Models) -> Window | None:
-    """Return the data of the newest slot that has begun, whether the data was accepted or not.
-
-    Return None if no slot has begun.
-    """
+    """Return the data of the newest slot that has begun, even if the data was not accepted, or None."""
     starts = [state.start for state in models.slots.values() if state.start is not None]
     return starts[-1].window if starts else None
 
 
 def _changed(before: Window | None, chosen: Chosen, hashes: Mapping[str, str]) -> str:
-    """Return a text about the files whose content differs from the previous window.
-
-    The text is empty if there are no such files.
-    """
+    """Return a text about the files whose content differs from the previous window. Without such files, it is empty."""
     known = {file.path: file.sha256 for file in before.files} if before is not None else {}
     changed = [place.path for place in chosen.files if hashes[place.path] != known.get(place.path)]
     return f"changed data: {names(changed)}" if changed else ""
@@ -181,15 +170,14 @@ def _incomplete(spec: ArrivalSpec, chosen: Chosen, seen: Seen, *, now: datetime,
 
 
 def _is_after(times: Mapping[str, datetime | None], marker: str, files: Sequence[str]) -> bool:
-    """Whether a marker belongs to the delivery of these files. The marker must not be older than any of the files."""
+    """Whether a marker belongs to the delivery of these files, so that it is not older than any of the files."""
     written, others = times[marker], [times.get(name) for name in files]
     return written is not None and all(time is not None and time <= written for time in others)
 
 
 def _difference(before: Window | None, chosen: Chosen, listed: Sequence[Listed]) -> str:
-    """Return a text about new or changed files since the previous window, by names and sizes.
-
-    The text is empty if there are no such files.
+    """Return a text about new or changed files since the previous window, by names and sizes. It is empty without
+    any.
     """
     sizes = {each.path: each.size_bytes for each in listed}
     if before is None:
@@ -206,6 +194,6 @@ def _difference(before: Window | None, chosen: Chosen, listed: Sequence[Listed])
 
 
 def names(paths: Sequence[str]) -> str:
-    """Return a text with the first paths and the number of further paths."""
+    """Return a text with the first paths and the number of the other paths."""
     more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
     return f"{', '.join(paths[:_MOST_NAMED])}{more}"

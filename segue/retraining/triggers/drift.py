@@ -1,6 +1,6 @@
-"""Computes the drift of data in service from the data of the version in service.
+"""Computes the drift of the data in service from the data of the version in service.
 
-The version was trained and evaluated on this data.
+The data of a version is the data on which it was trained and evaluated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_NAMED = 5
 
 
 def newest_of(spec: DriftSpec, listed: Sequence[Listed]) -> Sequence[Listed]:
-    """Return the newest files. Only these files are read."""
+    """Return the newest files, which are the only files that the check reads."""
     return listed[-spec.newest_files :]
 
 
@@ -39,12 +39,12 @@ def drift_in(
 ) -> dict[str, Drift]:
     """Return the drift of each column of these files.
 
-    The drift is infinite for a column of `spec.columns` that no longer exists. Local copies of remote files are removed
-    after the comparison.
+    The drift of a column in `spec.columns` that no longer exists is infinite. After the comparison, local copies of
+    remote files are removed.
 
     Raises:
         DataUnreadableError: a file could not be read, is damaged, or is being written to.
-        MissingExtraError: the extra package for files at this kind of address is not installed.
+        MissingExtraError: the extra package for files at such an address is not installed.
         SpecError: a column of `spec.columns` was not in the data of the version in service.
     """
     unknown = [name for name in spec.columns or () if name not in before]
@@ -60,10 +60,7 @@ def drift_in(
 
 
 def exceeded(spec: DriftSpec, drifts: Mapping[str, Drift]) -> str:
-    """Return a text about the columns that have drifted, the largest drift first.
-
-    The text is empty if no column has drifted.
-    """
+    """Return a text about the columns that have drifted, the largest drift first. The text may be empty."""
     found = sorted(drifts.items(), key=lambda each: -each[1].psi)
     sentences = [sentence for name, drift in found for sentence in _sentences(spec, name, drift)]
     more = f"; {len(sentences) - _MOST_NAMED} more" if len(sentences) > _MOST_NAMED else ""

@@ -1,4 +1,4 @@
-"""Checks once whether there is a cause for a slot: reads the files of the window and the files of data in service."""
+"""Checks once for a cause of a slot, in the files of the window and in the files of the data in service."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Look(NamedTuple):
     """The result of a check of the triggers."""
 
     lines: tuple[str, ...]
-    """The sentences about the causes, one sentence for each cause."""
+    """One sentence for each cause."""
     trigger: Trigger | None
     """The request for a slot. The value is None if no slot was requested."""
 
 
 class _Now(NamedTuple):
-    """The window that a slot would have if the slot began now."""
+    """The window of a slot that would begin now."""
 
     chosen: Chosen
     files: Sequence[Listed]
@@ -44,12 +44,12 @@ class _Now(NamedTuple):
 def look(spec: RetrainSpec, log: ModelsLog, *, now: datetime) -> Look:
     """Check the triggers once, and request a slot if there is a cause.
 
-    If two checks run at the same time, they request only one slot. A crash loses nothing: the request is in the model's
-    log, and `unstarted` returns the request until its slot begins.
+    If two checks run at the same time, they request only one slot. A crash loses nothing, because the request is in the
+    model's log. `unstarted` returns the request until its slot begins.
 
     Raises:
         DataUnreadableError: files could not be listed or read. The next check tries again.
-        MissingExtraError: the extra package for files at this kind of address is not installed.
+        MissingExtraError: the extra package for files at such an address is not installed.
         SpecError: [data] or [trigger.drift] does not fit the data.
         StoreReadError, StoreWriteError: the store could not be used. It is safe to call the function again.
     """
@@ -84,7 +84,7 @@ def unstarted(models: Models, *, now: datetime) -> list[Trigger]:
 
 
 def _is_busy(models: Models, *, now: datetime) -> bool:
-    """Whether a slot trains or was requested. A slot that waits for a person's decision no longer trains."""
+    """Whether a slot trains or was requested. A slot that waits for a person's decision does not train."""
     is_open = any(state.is_open and not state.is_waiting for state in models.slots.values())
     return is_open or bool(unstarted(models, now=now))
 
@@ -127,7 +127,7 @@ def _arrival(
 
 
 def _read(window: _Now, seen: Seen, spec: RetrainSpec, *, now: datetime) -> Seen:
-    """Return the observations, with the hashes of the window's files. Each file is read once.
+    """Return what this check saw, with the hashes of the window's files. Each file is read once.
 
     Raises:
         DataUnreadableError: a file could not be read, or has changed during the check.
@@ -149,7 +149,7 @@ class _Drift:
     now: datetime
 
     def look(self, models: Models, seen: Seen) -> tuple[str, Trigger | None, Seen]:
-        """Return the sentence about the drift, the request for a slot, and the new observations."""
+        """Return the sentence about the drift, the request for a slot, and what this check saw."""
         version = models.in_service
         start = models.slot_of(version).start if version is not None else None
         files = drift.newest_of(self.wanted, listed(self.wanted.data, self.spec.data))
@@ -191,10 +191,11 @@ class _Drift:
         return why, trigger, seen
 
     def _trained(self, models: Models, seen: Seen) -> tuple[datetime | None, Seen]:
-        """Return the newest slot, or the slot of the version in service, if this slot trained on the same data.
+        """Return the newest slot, or the slot of the version in service, if it trained on the data of the present
+        window.
 
-        Otherwise return None. The files are read only if they have the same names and sizes as the files of one of
-        these two slots.
+        Return None if neither slot did. The files are read only if their names and sizes equal those of one of these
+        slots.
         """
         windows = dict(models.last_windows())
         if models.in_service is not None and (start := models.slot_of(models.in_service).start) is not None:

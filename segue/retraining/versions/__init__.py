@@ -1,1 +1,1 @@
-"""Versions of a model: files, evaluation in a process with torch, and loading."""
+"""Publishes, evaluates and loads the versions of a model. The evaluation runs in a process with torch."""

@@ -1,6 +1,6 @@
-"""Runs the work on a candidate that needs torch in a process of its own, so that the waiting flow needs little memory.
+"""Runs the work on a candidate that needs torch in a separate process, so that the waiting flow needs little memory.
 
-If the user's code or a library crashes, this ends the separate process, but not the flow.
+A crash of the user's code or of a library ends only the separate process, not the flow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODULE = "segue.retraining.versions.job_main"
 
 
 class EvaluateJob(Record):
-    """Publish the model that a slot's run has trained, and compare it with the version in service."""
+    """The job to publish the model that a slot's run has trained, and to compare it with the version in service."""
 
     kind: Literal["evaluate"] = "evaluate"
     spec: RetrainSpec
@@ -36,7 +36,7 @@ class EvaluateJob(Record):
 
 
 class BeginJob(Record):
-    """Make a version's weights the first checkpoint of a slot's run."""
+    """The job to make a version's weights the first checkpoint of a slot's run."""
 
     kind: Literal["begin"] = "begin"
     spec: RetrainSpec
@@ -44,14 +44,14 @@ class BeginJob(Record):
 
 
 class CheckJob(Record):
-    """Check in advance the functions that publish and evaluate candidates, and the objects that a program tracks."""
+    """The job to check the functions that publish and evaluate candidates, and the objects that a program tracks."""
 
     kind: Literal["check"] = "check"
     spec: RetrainSpec
 
 
 class MirrorJob(Record):
-    """Bring the model registry up to date."""
+    """The job to bring the model registry up to date."""
 
     kind: Literal["mirror"] = "mirror"
     spec: RetrainSpec
@@ -72,7 +72,7 @@ class JobResult(Record):
 
 
 def run_job(job: AnyJob, *, what: str, on_line: Callable[[str], None]) -> JobResult:
-    """Run a job and wait for it. `on_line` gets each line that the job's process prints.
+    """Run a job and wait for its end. `on_line` gets each line that the job's process prints.
 
     Raises:
         RetrainJobError: the job failed. Nothing was promoted.

@@ -1,4 +1,4 @@
-"""The process that publishes and evaluates a candidate: `python -m segue.retraining.versions.job_main JOB RESULT`."""
+"""Publishes and evaluates a candidate in a process: `python -m segue.retraining.versions.job_main JOB RESULT`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _COMPILED = "_orig_mod."
 
 
 def main() -> None:
-    """Read the job, do it, and write the result. An error is also a result."""
+    """Read the job, do the job, and write the result. If the job fails, write the error as the result."""
     request, result = map(Path, sys.argv[1:])
     job = JOB.validate_json(request.read_bytes())
     try:
@@ -91,9 +91,9 @@ def _done(job: AnyJob) -> JobResult:
 
 
 def evaluated(job: EvaluateJob) -> Candidate:
-    """Return the result of the slot's run, as a candidate that was compared with the current version in service.
+    """Return the result of the slot's run as a candidate, after a comparison with the current version in service.
 
-    The candidate's files are in the store, and no record refers to them yet.
+    The candidate's files are in the store, but no record refers to them.
 
     Raises:
         SegueError: the candidate cannot be published or compared.
@@ -138,9 +138,8 @@ def evaluated(job: EvaluateJob) -> Candidate:
 def _comparisons(
     spec: RetrainSpec, start: SlotStart, store: Store, candidate: Candidate, before: Candidate | None
 ) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
-    """Compare the candidate with the model in service.
-
-    Return the comparisons and the faults in the candidate's predictions.
+    """Compare the candidate with the model in service. Return comparisons, and faults of the candidate's
+    predictions.
     """
     assert spec.evaluation is not None
     assert spec.publish.model is not None
@@ -221,9 +220,7 @@ def _training(run: RunSpec, history: History, checkpoint: Checkpoint) -> Trainin
 
 
 def _begun(job: BeginJob) -> JobResult:
-    """Make the weights of the slot's start version the first checkpoint of the slot's run, if this was not done
-    before.
-    """
+    """Make the weights of the start version the first checkpoint of the slot's run, if this has not happened before."""
     run, version = _run_of(job.start), job.start.start_version
     assert version is not None
     store = open_log(run).store

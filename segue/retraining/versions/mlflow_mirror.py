@@ -26,13 +26,12 @@ _EXPERIMENT = "segue-models"
 def mirror(registry: RegistrySpec, models: Models, store: Store) -> None:
     """Register the versions that the registry lacks, and set the registry's alias to the version in service.
 
-    It is safe to repeat the call. Each version becomes an MLflow run with the weights, the program and the card as
-    artifacts.
+    Each version becomes an MLflow run, with the weights, the program and the card as artifacts. A repeated call is
+    safe.
 
     Raises:
         MissingExtraError: mlflow is not installed.
-        Exception: the MLflow server does not answer or refuses the request. The type of the exception comes from
-            mlflow.
+        Exception: the MLflow server does not answer or refuses the request. mlflow defines the type.
     """
     client = _client(registry)
     name = registry.name or models.name
@@ -57,7 +56,7 @@ def _client(registry: RegistrySpec) -> Any:
 
 
 def _known(client: Any, name: str, store: Store) -> dict[int, str]:
-    """For each version of segue, the number of its version in the registry."""
+    """Return the registry's version number of each version of segue."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -71,7 +70,7 @@ def _known(client: Any, name: str, store: Store) -> dict[int, str]:
 
 
 def _logged(client: Any, models: Models, number: int, store: Store) -> tuple[str, str]:
-    """Store a version's files as artifacts of a new MLflow run. Return the place of the files and the run's id."""
+    """Store a version's files as artifacts of a new MLflow run. Return the address of the files and the run's id."""
     version = models.version(number)
     found = client.get_experiment_by_name(_EXPERIMENT)
     experiment = found.experiment_id if found is not None else client.create_experiment(_EXPERIMENT)

@@ -1,4 +1,4 @@
-"""Computes the scores of a version on rows outside its training data, by the user's functions.
+"""Computes the scores of a version with the user's functions, on rows outside the version's training data.
 
 The module needs torch.
 """
@@ -53,7 +53,7 @@ def built_model(function: str, config: Mapping[str, Any], state: Mapping[str, An
 
 
 def require_functions(spec: RetrainSpec) -> None:
-    """Check, without calling them, that the functions for publishing and evaluation exist and take their arguments.
+    """Check that the functions for publishing and evaluation exist and take their arguments, without calling them.
 
     Raises:
         SpecError: a function is missing, cannot be imported, or takes other arguments. The error names each field.
@@ -88,7 +88,7 @@ def called(function: Callable[..., Any], *arguments: Any, name: str) -> Any:
     """Call the user's function and return its result.
 
     Raises:
-        PublishError: the function raised an exception. The error names the line.
+        PublishError: the function raised an exception. The error names the line of code.
     """
     try:
         return function(*arguments)
@@ -99,7 +99,7 @@ def called(function: Callable[..., Any], *arguments: Any, name: str) -> Any:
 
 
 def published_model(function: str, version: Candidate, store: Store) -> Callable[..., Any]:
-    """Return a version's model as it was published.
+    """Return a version's model in its published form.
 
     If the version has a program, changes of the user's code do not affect the model.
 
@@ -117,7 +117,7 @@ def published_model(function: str, version: Candidate, store: Store) -> Callable
 def scores_of(
     function: str, model: Callable[..., Any], frame: pd.DataFrame, *, place_of: Callable[[int], str] = str
 ) -> Scores:
-    """Return the user's scores of a model: for each metric, a number for each row. `place_of` gives the place of a row.
+    """Return a number for each row, for each metric of the user's function. `place_of` gives the place of a row.
 
     Raises:
         ScoresError: the function does not exist, it raised an exception, or it did not return scores.
@@ -145,13 +145,13 @@ class NanPredictions:
     rows: int = 0
 
     def count(self, _model: nn.Module, _arguments: tuple[Any, ...], output: object) -> None:
-        """Count the rows of one output. The method is used as a forward hook of the model."""
+        """Count the rows of one output. This method is a forward hook of the model."""
         self.rows += max((_nan_rows(leaf) for leaf in tree_leaves(output)), default=0)
 
 
 @contextmanager
 def nan_predictions(model: Callable[..., Any]) -> Iterator[NanPredictions]:
-    """A block in which the output rows of the model that contain nan are counted."""
+    """Count the output rows of the model that contain nan, until the block ends."""
     found = NanPredictions()
     hook = model.register_forward_hook(found.count) if isinstance(model, nn.Module) else None
     try:
@@ -167,10 +167,7 @@ def nan_weights(state: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _nan_rows(value: object) -> int:
-    """Return the number of rows with nan in a tensor.
-
-    Return 0 for other values, and for special tensors such as sparse tensors.
-    """
+    """Return the number of rows with nan in a tensor. Return 0 for other values, and e.g. for sparse tensors."""
     if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS or value.layout is not torch.strided:
         return 0
     if value.is_nested or not value.numel():
