@@ -1,4 +1,4 @@
-"""The error tree: one type for each condition, with the facts as attributes and a message that ends with the fix."""
+"""Defines one error type for each condition. Attributes hold the details, and the message ends with the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The roots of the error tree."""
+"""Defines the base classes of all errors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ class SegueError(Exception):
 
     exit_code = 1
     fix: str | None = None
-    """The action that solves the problem.
-
-    The message ends with this action. The value is None if no action is needed.
-    """
+    """The action that solves the problem, which ends the message. The value is None if no action is needed."""
 
     def __init__(self, message: str = "", *, fix: str | None = None) -> None:
         if fix is None:
@@ -31,7 +28,7 @@ class SegueError(Exception):
 
 
 class UsageError(SegueError):
-    """A request cannot be carried out. Nothing was started or changed."""
+    """A request that segue cannot carry out. Nothing was started or changed."""
 
     exit_code = 2
 

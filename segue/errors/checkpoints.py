@@ -22,7 +22,7 @@ class NoCheckpointError(UsageError):
 
 
 class NoMetricError(UsageError):
-    """No usable checkpoint of the run has a metric, so the best checkpoint cannot be chosen."""
+    """No usable checkpoint of the run has a metric, so segue cannot choose the best checkpoint."""
 
     def __init__(self, *, run_id: str) -> None:
         self.run_id = run_id
@@ -53,7 +53,7 @@ class PrunedCheckpointError(UsageError):
 
 
 class QuarantinedCheckpointError(UsageError):
-    """The checkpoint is quarantined, so a command uses it only with --quarantined."""
+    """The checkpoint is quarantined. Commands use it only with --quarantined."""
 
     def __init__(self, *, run_id: str, step: int, reason: str, steps_there: tuple[int, ...]) -> None:
         self.run_id, self.step, self.reason, self.steps_there = run_id, step, reason, steps_there
@@ -64,7 +64,7 @@ class QuarantinedCheckpointError(UsageError):
 
 
 class NotQuarantinedError(UsageError):
-    """No checkpoint of the requested step is quarantined, so no quarantine can be lifted."""
+    """No checkpoint of the requested step is quarantined, so there is no quarantine to lift."""
 
     def __init__(self, *, run_id: str, step: int, quarantined: tuple[int, ...]) -> None:
         self.run_id, self.step, self.quarantined = run_id, step, quarantined
@@ -75,7 +75,7 @@ class NotQuarantinedError(UsageError):
 
 
 class NoLostRecordError(UsageError):
-    """The requested record of the log can be read, or was given up before."""
+    """The requested record of the log can be read, was given up before, or does not exist."""
 
     def __init__(self, *, run_id: str, slot: int, unread: tuple[int, ...]) -> None:
         self.run_id, self.slot, self.unread = run_id, slot, unread
@@ -89,7 +89,7 @@ class NoLostRecordError(UsageError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """The requested checkpoint does not verify. The command does not use another checkpoint instead."""
+    """The requested checkpoint is damaged. The command does not use another checkpoint instead."""
 
     def __init__(self, *, step: int, key: str, damage: str, steps_there: tuple[int, ...]) -> None:
         self.step, self.key, self.damage, self.steps_there = step, key, damage, steps_there
@@ -150,7 +150,7 @@ class ForkMismatchError(UsageError):
 
 
 class RunBegunError(UsageError):
-    """A run that has already started cannot import weights or take a checkpoint of another run."""
+    """A run has already started, so it cannot import weights or fork another run."""
 
     def __init__(self, *, run_id: str, what: str) -> None:
         self.run_id, self.what = run_id, what

@@ -1,4 +1,4 @@
-"""Errors about the data of a run."""
+"""Defines errors about the data of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DataChangedError(SegueError):
 
 
 class NoDataError(SegueError):
-    """A slot has no window of data, because some or all of its files are missing."""
+    """The files of a slot are missing, or some of them are missing, so the slot has no window of data."""
 
     exit_code = 2
 
@@ -39,15 +39,12 @@ class DataUnreadableError(SegueError):
 
 
 def printable(name: str) -> str:
-    """A name from outside in a form for messages: on one line, with all characters visible."""
+    """Return a name from outside in a form for messages: on one line, with all characters visible."""
     return name if name.isprintable() and name.strip() == name != "" else repr(name)
 
 
 class DataContentError(DataUnreadableError):
-    """The content of a file breaks a rule of the reader.
-
-    Other readers could therefore read different values from the file.
-    """
+    """The content of a file breaks a rule of the reader, so other readers could read different values from the file."""
 
     def __init__(self, *, path: str, rule: str, fix: str, column: str | None = None, row: int | None = None) -> None:
         self.rule, self.column, self.row = rule, column, row

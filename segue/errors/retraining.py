@@ -1,4 +1,4 @@
-"""Errors of scheduled retraining and of the versions of its models."""
+"""Defines the errors of scheduled retraining and of the versions of its models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class UnknownVersionError(SegueError):
 
 
 class ModelChangedError(SegueError):
-    """After the evaluation of a candidate, another version was put into service."""
+    """Another version was put into service after the evaluation of a candidate."""
 
     def __init__(self, *, name: str, compared_with: int | None, in_service: int | None) -> None:
         self.name, self.compared_with, self.in_service = name, compared_with, in_service
@@ -45,7 +45,7 @@ class ModelChangedError(SegueError):
 
 
 class NotWaitingError(SegueError):
-    """No version waits for a decision of a person."""
+    """No version, or not the requested version, waits for a person's decision."""
 
     exit_code = 2
 
@@ -61,7 +61,7 @@ class NotWaitingError(SegueError):
 
 
 class ScoresError(SegueError):
-    """The result of the function that scores a model is not valid."""
+    """The function that scores a model returned a result that is not valid."""
 
     exit_code = 2
 
@@ -86,7 +86,7 @@ class PublishError(SegueError):
 
 
 class DamagedVersionError(SegueError):
-    """A published file of a version is missing or was changed."""
+    """A published file of a version is missing or has changed."""
 
     def __init__(self, *, key: str, why: str, is_in_service: bool = True) -> None:
         self.key, self.why = key, why
@@ -149,7 +149,7 @@ class SlotEndedError(SegueError):
 
 
 class SameDataError(SegueError):
-    """A slot for new data has the same data as another slot that is training or has trained."""
+    """A slot for new data has the data of another slot that trains or has trained."""
 
     def __init__(self, *, name: str, slot: datetime) -> None:
         self.name, self.slot = name, slot

@@ -1,4 +1,4 @@
-"""Errors of signing keys, and of records or shards that were not signed with the key."""
+"""Defines the errors of signing keys, and of records or shards that were not signed with the key."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ class ReplayedRecordError(SegueError):
 
 
 class BrokenChainError(SegueError):
-    """A record of a signed log was replaced. A later record was signed as the successor of another record."""
+    """A record of a signed log was replaced, because a later record was signed as the successor of a different
+    record.
+    """
 
     def __init__(self, *, key: str, slot: int, later_slot: int) -> None:
         self.key, self.slot, self.later_slot = key, slot, later_slot
@@ -86,10 +88,7 @@ class BrokenChainError(SegueError):
 
 
 class ForgedShardError(CheckpointError):
-    """The bytes of a shard match their checksum but not their signed hash.
-
-    The bytes were therefore replaced on purpose.
-    """
+    """The bytes of a shard match their checksum but not their signed hash, so they were replaced on purpose."""
 
     def __init__(self, *, key: str, chunk: int, expected: str, found: str) -> None:
         self.key, self.chunk, self.expected, self.found = key, chunk, expected, found
@@ -101,7 +100,7 @@ class ForgedShardError(CheckpointError):
 
 
 class LostRecordError(SegueError):
-    """A record in the middle of a signed log is missing or damaged. The record may have been a quarantine or a stop."""
+    """A record in the middle of a signed log is missing or damaged. It may have been a quarantine or a stop."""
 
     def __init__(self, *, run_id: str, slot: int, key: str, why: str) -> None:
         self.run_id, self.slot, self.key, self.why = run_id, slot, key, why

@@ -1,4 +1,4 @@
-"""Errors of stores, the run's log, and the bytes of checkpoints."""
+"""Defines the errors of stores, the run's log, and the bytes of checkpoints."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ class SupersededError(FencedError):
 
 
 class LogReplacedError(FencedError):
-    """The log that this process read is no longer in the store. The run was deleted, and perhaps started again."""
+    """The log that this process read is no longer in the store, because the run was deleted and perhaps started
+    again.
+    """
 
     def __init__(self, *, run_id: str, url: str, key: str, log_id: str, is_there: bool) -> None:
         self.run_id, self.url, self.key, self.log_id, self.is_there = run_id, url, key, log_id, is_there
@@ -72,7 +74,7 @@ class LogReplacedError(FencedError):
 
 
 class LogCutError(StoreError):
-    """The beginning of a run's log is missing, but later records exist. The run was deleted only in part."""
+    """The run was deleted only in part: the beginning of its log is missing, but later records exist."""
 
     def __init__(self, *, run_id: str, url: str, begins_with: int | None) -> None:
         self.run_id, self.url, self.begins_with = run_id, url, begins_with
@@ -86,7 +88,7 @@ class LogCutError(StoreError):
 
 
 class UnreadRecordError(StoreError):
-    """A record after the claim of an attempt cannot be read. This record may be a newer claim, so the attempt stops."""
+    """A record after the claim of an attempt cannot be read, and may be a newer claim. The attempt therefore stops."""
 
     def __init__(self, *, key: str, epoch: int, why: str) -> None:
         self.key, self.epoch, self.why = key, epoch, why
@@ -110,7 +112,7 @@ class StalePlanError(SegueError):
 
 
 class LogMovedError(SegueError):
-    """Another process appended to the log after this process read the log. The decision must be made again."""
+    """Another process appended to the log after this process read the log, so the decision must be made again."""
 
     def __init__(self, *, slot: int) -> None:
         self.slot = slot
@@ -138,7 +140,7 @@ _NEXT_FIX = "none needed; the previous checkpoint is used."
 
 
 class MissingShardError(CheckpointError):
-    """A shard that is named in the manifest is missing from the store."""
+    """A shard that the manifest names is missing from the store."""
 
     def __init__(self, *, key: str) -> None:
         self.key = key
@@ -164,7 +166,7 @@ class CorruptShardError(CheckpointError):
 
 
 class MalformedCheckpointError(CheckpointError):
-    """The bytes of a checkpoint verify, but they contradict the manifest or cannot be parsed."""
+    """The bytes of a checkpoint match their checksums, but contradict the manifest or cannot be parsed."""
 
     def __init__(self, *, key: str, why: str) -> None:
         self.key, self.why = key, why
@@ -186,7 +188,7 @@ class UnsupportedStateError(SegueError):
 
 
 class StateTooLargeError(SegueError):
-    """The state exceeds a limit. A checkpoint above this limit could not be read again."""
+    """The state exceeds a limit above which a checkpoint could not be read again."""
 
     def __init__(self, *, what: str, found: int, most: int, fix: str) -> None:
         self.what, self.found, self.most = what, found, most
@@ -207,7 +209,7 @@ class WriterDiedError(SegueError):
 
 
 class WorkAtRiskError(StoreError):
-    """No checkpoint could be committed for longer than max_work_at_risk_seconds."""
+    """No commit has succeeded for longer than max_work_at_risk_seconds."""
 
     def __init__(self, *, at_risk_seconds: float, allowed_seconds: float, why: str) -> None:
         self.at_risk_seconds, self.allowed_seconds, self.why = at_risk_seconds, allowed_seconds, why

@@ -1,4 +1,4 @@
-"""Errors of an attempt: broken resumes, bad steps, failures of other ranks."""
+"""Defines the errors of an attempt: broken resumes, bad steps, and failures of other ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class BrokenResumeError(SegueError):
-    """A resume did not continue the run."""
+    """A resume did not reproduce the run."""
 
     exit_code = 3
 
@@ -41,10 +41,7 @@ class RehearsalError(SegueError):
 
 
 class StructureChangedError(SegueError):
-    """The training changed the structure of the model or of an optimizer.
-
-    A resume would build the model or optimizer without this change.
-    """
+    """The training changed the structure of the model or of an optimizer. A resume would lack this change."""
 
     def __init__(self, *, changes: tuple[str, ...], step: int, saved_step: int) -> None:
         self.changes, self.step, self.saved_step = changes, step, saved_step
@@ -74,7 +71,7 @@ class NonDeterministicOperationError(SegueError):
 
 
 class PoisonedStepError(SegueError):
-    """A step had anomalous numbers. The state after this step is not kept."""
+    """A step had anomalous numbers, so the state after this step is discarded."""
 
     def __init__(self, *, anomaly: Anomaly) -> None:
         self.anomaly = anomaly
@@ -97,7 +94,7 @@ class RankFailedError(SegueError):
 
 
 class RankMismatchError(SegueError):
-    """Two ranks hold different state in a place where the state must be the same."""
+    """Two ranks hold different state that must be the same on all ranks."""
 
     def __init__(self, *, rank: int, step: int) -> None:
         self.rank, self.step = rank, step
@@ -133,7 +130,7 @@ class HungRankError(SegueError):
 
 
 class RankLostError(SegueError):
-    """A rank ended without a report, or the rank's store or machine failed. The recipe itself did not fail."""
+    """A rank ended without a report, or its store or machine failed. The recipe itself did not fail."""
 
     def __init__(self, *, ranks: tuple[int, ...], why: str) -> None:
         self.ranks, self.why = ranks, why
@@ -144,7 +141,7 @@ class RankLostError(SegueError):
 
 
 class MetadataServiceError(SegueError):
-    """The metadata service of a cloud machine could not be read. Until the service answers, its notices are missed."""
+    """The metadata service of a cloud machine could not be read. segue misses its notices until it answers."""
 
     def __init__(self, *, provider: str, url: str, why: str) -> None:
         self.provider, self.url, self.why = provider, url, why
@@ -167,9 +164,9 @@ class LossError(SegueError):
 
 
 class DrillFailedError(SegueError):
-    """A drill was not possible, because the recipe or program fails even without a kill.
+    """A drill was not possible, because the recipe or program also fails without a kill.
 
-    `traceback` is the traceback of the user's code, if the user's code raised an exception.
+    If the user's code raised an exception, `traceback` is its traceback.
     """
 
     def __init__(
@@ -188,10 +185,7 @@ class DrillFailedError(SegueError):
 
 
 class TrackerError(SegueError):
-    """An experiment tracker did not accept the rows or the end of a run.
-
-    The failure of a tracker does not affect the run itself.
-    """
+    """An experiment tracker did not accept the rows or the end of a run. The run itself is not affected."""
 
     def __init__(self, *, sent_step: int, why: str) -> None:
         self.sent_step, self.why = sent_step, why

@@ -1,4 +1,4 @@
-"""Errors of requests that cannot be carried out, or that would cost more than the budget."""
+"""Defines the errors of requests that segue cannot carry out, or that would cost more than the budget."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class RecipeError(UsageError):
         "give the recipe as package.module:function; the module must be importable from the current folder, and "
         "function(config) must return a segue.Recipe."
     )
-    """The fix if the path does not name a function."""
+    """The fix for a path that does not name a function."""
 
     def __init__(self, *, recipe: str, why: str, fix: str | None = None) -> None:
         self.recipe, self.why = recipe, why
@@ -101,7 +101,7 @@ class RecipeError(UsageError):
 
 
 class DriftError(UsageError):
-    """A run is being resumed with a spec that differs from the original spec of the run."""
+    """A run is resumed with a spec that differs from the run's original spec."""
 
     def __init__(self, *, run_id: str, fields: dict[str, tuple[str, str]]) -> None:
         self.run_id, self.fields = run_id, fields
@@ -113,9 +113,7 @@ class DriftError(UsageError):
 
 
 class RanksChangedError(UsageError):
-    """A program is being resumed with a number of ranks that differs from the number of ranks of the program's newest
-    checkpoint.
-    """
+    """A program is resumed with another number of ranks than in its newest checkpoint."""
 
     def __init__(self, *, run_id: str, step: int, before: int, now: int) -> None:
         self.run_id, self.step, self.before, self.now = run_id, step, before, now
@@ -127,7 +125,7 @@ class RanksChangedError(UsageError):
 
 
 class CodeChangedError(UsageError):
-    """A run is being resumed, but its code has changed since the newest checkpoint."""
+    """A run is resumed, but its code has changed since the newest checkpoint."""
 
     def __init__(self, *, run_id: str, step: int, names: tuple[str, ...]) -> None:
         self.run_id, self.step, self.names = run_id, step, names
@@ -142,7 +140,7 @@ class RunNotFoundError(UsageError):
     """The store has no run with this id."""
 
     def __init__(self, *, run_id: str, store: str, known: tuple[str, ...] = ()) -> None:
-        """`known` contains the existing run ids. The message lists the ids that are most similar."""
+        """`known` contains the existing run ids, of which the message lists the most similar ids."""
         self.run_id, self.store, self.known = run_id, store, known
         nearest = sorted(known, key=lambda name: -SequenceMatcher(None, run_id, name).ratio())[:_MOST_NAMES]
         more = f" and {len(known) - len(nearest)} more" if len(known) > len(nearest) else ""
@@ -179,7 +177,7 @@ class MissingExtraError(UsageError):
 
 
 class OrchestratorError(UsageError):
-    """Prefect lacks something that the run needs."""
+    """Prefect lacks an object or a setting that the run needs."""
 
     def __init__(self, *, what: str, fix: str) -> None:
         self.what = what
@@ -241,7 +239,7 @@ class TraceError(UsageError):
 
 
 class HopelessPlanError(UsageError):
-    """A plan cannot succeed with any amount of spot capacity. `reason` is the kind of obstacle."""
+    """A plan that no amount of spot capacity can complete. `reason` is the obstacle."""
 
     def __init__(self, *, reason: HopelessReason, why: str, fix: str) -> None:
         self.reason, self.why = reason, why

@@ -37,7 +37,7 @@ class StopReason(StrEnum):
 
     @property
     def is_preemption(self) -> bool:
-        """Whether the provider took the capacity back. All other stop reasons are caused by the run or by a person."""
+        """Whether the provider took the capacity back. The run or a person causes all other stop reasons."""
         return self in (StopReason.NOTICE, StopReason.LOST)
 
     @property
@@ -46,7 +46,7 @@ class StopReason(StrEnum):
 
 
 class Notice(Value):
-    """A warning that this process will be stopped, or a hint of the provider that this process may be stopped."""
+    """A warning that the provider will stop this process, or a hint that the provider may stop it."""
 
     kind: str = Field(
         description="Source of the notice: sigterm, sigint, sigusr1, file, recall, orphaned, aws, gce or azure. "
@@ -80,7 +80,9 @@ class Skip(Value):
 
 
 class Anomaly(Value):
-    """A step with anomalous numbers. The state after this step was not committed: the step is not part of the run."""
+    """A step with anomalous numbers. The state after this step was not committed, so the step is not part of the
+    run.
+    """
 
     step: int = Field(ge=1, description="Global step with the anomaly.")
     kind: Literal["non_finite", "spike"]
@@ -109,7 +111,7 @@ class Anomaly(Value):
 
 
 class PoolRequest(Value):
-    """A request for an attempt's machine, on one of several spot pools."""
+    """A request for an attempt's machine on one of several spot pools."""
 
     deployment: str
     after_seconds: Seconds = Field(
@@ -120,7 +122,7 @@ class PoolRequest(Value):
 
 
 class SegmentPlan(Record):
-    """The decision for the next segment: capacity, bound, parent."""
+    """The decision for the next segment: capacity, bound and parent."""
 
     segment: int = Field(ge=0)
     attempt: int = Field(ge=1)
@@ -181,7 +183,7 @@ class SegmentPlan(Record):
     )
 
     def on_pool(self, deployment: str) -> SegmentPlan:
-        """Return the plan as one pool is to carry it out."""
+        """Return the plan for an attempt that runs on this pool."""
         return self if deployment == self.deployment else self.model_copy(update={"deployment": deployment})
 
 
@@ -197,7 +199,7 @@ class CodeFailure(Value):
 
 
 class SegmentReport(Record):
-    """How one attempt ended, and what the attempt achieved."""
+    """The record of how one attempt ended, and of the steps that the attempt completed."""
 
     segment: int = Field(ge=0)
     attempt: int = Field(ge=1)
@@ -285,13 +287,10 @@ class SegmentReport(Record):
 
     @property
     def has_code_failed(self) -> bool:
-        """Whether the user's code raised an exception.
-
-        Anomalies do not count, because anomalies have a separate budget.
-        """
+        """Whether the user's code raised an exception. Anomalies are excluded, because they have a separate budget."""
         return self.stop_reason is StopReason.FAILED and self.anomaly is None
 
     @property
     def is_own_fault(self) -> bool:
-        """Whether the run itself caused the end. If so, other capacity would not help."""
+        """Whether the run itself caused the end, so that other capacity would not help."""
         return self.has_code_failed or self.stop_reason in (StopReason.OUT_OF_MEMORY, StopReason.HUNG)

@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class Value(BaseModel):
     """A frozen part of a record. Non-finite floats survive JSON as the strings NaN and Infinity.
 
-    A renamed field keeps its first name as its alias and is stored under this first name, because stores are used
-    longer than versions of segue.
+    A renamed field is stored under its first name, which is its alias, because stores outlive versions of segue.
     """
 
     model_config = ConfigDict(
@@ -25,7 +24,7 @@ class Value(BaseModel):
 
 
 class FiniteValue(Value):
-    """A part of a run spec with finite numbers. Measured values, such as a loss, may be nan instead."""
+    """A part of a run spec that accepts only finite numbers. Measured values, such as a loss, use `Value`."""
 
     # JSON has no infinity: the log and Prefect would return it as a string, and no policy can plan with an infinite
     # number. If a URL with a password is refused, the error must not contain the URL.

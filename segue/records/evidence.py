@@ -1,4 +1,4 @@
-"""The evidence of a resume: witness rows, findings, the verdict."""
+"""Defines the evidence of a resume: witness rows, findings, and the verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from segue.records.documents import Value
 
 
 class StateMark(Value):
-    """A short summary of one part of the state after a step. Of large tensors, evenly spaced values are used."""
+    """A short summary of one part of the state after a step. It uses evenly spaced values of large tensors."""
 
     digest: str = Field(description="Hash of all bits of the values.")
     plain: str = Field(description="Hash of the values that are not floating-point numbers, and of all shapes.")
@@ -72,7 +72,7 @@ _MOST_LOST = 4
 
 
 class Verdict(Value):
-    """The result of the check of a resume, with the number of components and steps that were compared."""
+    """The result of the check of a resume, and the numbers of compared components and steps."""
 
     kind: VerdictKind
     findings: tuple[Finding, ...] = ()
@@ -110,9 +110,8 @@ class Verdict(Value):
 
     @property
     def _lost_in_words(self) -> str:
-        """Return a sentence about state that training uses in later steps but the resume lacks.
-
-        All compared state is equal.
+        """A sentence about state that training uses in later steps but the resume lacks. All compared state is
+        equal.
         """
         lost = [finding for finding in self.findings if finding.channel == "carried"]
         counts = f"{self.components_compared} components and {self.rows_compared} steps"

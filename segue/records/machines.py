@@ -1,5 +1,4 @@
-"""Records the machines of attempts: their names, the check of a machine before the claim, and what attempts showed of
-their machines."""
+"""Records the machines of attempts: their names, the check before the claim, and what attempts showed of them."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ class MachineCheck(Value):
     problems: tuple[str, ...] = Field((), description="Reasons why the machine must not train; empty: it may train.")
 
     def failure_of(self, machine: Machine) -> str:
-        """The problems of the machine that was checked, in words."""
+        """Return the problems of the machine that was checked, in words."""
         return f"{machine.in_words} failed the check before the claim: {'; '.join(self.problems)}"
 
 
@@ -60,7 +59,7 @@ class SlowRank(Value):
 
 
 class SeenMachine(Value):
-    """What one attempt showed of one of its machines."""
+    """The evidence from one attempt about one of its machines."""
 
     machine: Machine
     zone: str = Field("", description="Zone that the cloud's metadata service named; empty: not known.")

@@ -14,10 +14,7 @@ from segue.units import MOST_COUNT
 
 
 class CheckpointRef(Value):
-    """A reference to a committed checkpoint.
-
-    It consists of the log slot of the commit record, the step and the attempt.
-    """
+    """A reference to a committed checkpoint: the log slot of the commit record, the step and the attempt."""
 
     slot: int = Field(ge=0, le=MOST_COUNT)
     step: int = Field(ge=0, le=MOST_COUNT)
@@ -25,17 +22,14 @@ class CheckpointRef(Value):
 
 
 def _of_accelerator(default: Any, description: str) -> Any:
-    """Return a field that is stored only for environments with an accelerator.
-
-    Records of other environments therefore stay unchanged.
-    """
+    """Return a field that is stored only for environments with an accelerator. Other records stay unchanged."""
     return Field(default, exclude_if=lambda value: value == default, description=description)
 
 
 _PERHAPS = ("packages", "compile_cache")
-"""Fields of an environment that may differ although the results are equal.
+"""Fields of an environment that may differ without an effect on the results.
 
-A difference in these fields counts only if the results differ.
+A difference in these fields matters only if the results differ.
 """
 
 
@@ -89,16 +83,15 @@ class Environment(Value):
     def differs_from(self, other: Environment) -> tuple[str, ...]:
         """Return the names of the fields that differ. A bitwise comparison is valid only if no field differs.
 
-        The fields `packages` and `compile_cache` are not compared, because another version or another folder may have
-        no effect.
+        The comparison ignores `packages` and `compile_cache`, because another version or another folder may have no
+        effect.
         """
         names = (name for name in type(self).model_fields if name not in _PERHAPS)
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))
 
     def other_packages(self, other: Environment) -> tuple[str, ...]:
-        """Return the packages whose version differs, as "numpy 2.4.5 (now 2.4.6)".
-
-        `other` is the current environment.
+        """Return the packages whose version differs from `other`, the current environment: "numpy 2.4.5 (now
+        2.4.6)".
         """
         names = [name for name in self.packages if self.packages[name] != other.packages.get(name, self.packages[name])]
         return tuple(f"{name} {self.packages[name]} (now {other.packages[name]})" for name in names)
@@ -109,10 +102,9 @@ class Environment(Value):
 
     @property
     def short_id(self) -> str:
-        """A short name of the environment.
+        """A short name of the environment: device, instruction set, thread count, rank count, and a hash.
 
-        It consists of device, instruction set, thread count, rank count, and a hash. Two environments have the same
-        name only if they are equal.
+        Two environments with the same name are equal.
         """
         parts = f"{self.device} {self.instruction_set} {self.threads}t {self.world_size}r"
         digest = hashlib.sha256(self.model_dump_json(exclude=set(_PERHAPS)).encode()).hexdigest()
@@ -152,7 +144,7 @@ class CurveDigest(Value):
 
 
 class Manifest(Value):
-    """The description of one checkpoint. With the manifest, the checkpoint is found, checked and restored."""
+    """The description of one checkpoint, with which a checkpoint is located, checked and restored."""
 
     step: int = Field(ge=0, le=MOST_COUNT)
     samples_seen: int = Field(ge=0, le=MOST_COUNT)
@@ -193,10 +185,7 @@ class Manifest(Value):
 
     @property
     def origin(self) -> str | None:
-        """The origin of an imported or forked state, in words.
-
-        The value is None if steps of this run produced the state.
-        """
+        """The origin of an imported or forked state, in words. None if steps of this run produced the state."""
         if self.forked_from is not None:
             return f"forked from {self.forked_from.name}"
         return None if self.imported_from is None else f"imported from {self.imported_from.name}"

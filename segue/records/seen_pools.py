@@ -1,4 +1,4 @@
-"""Records what the runs of a store have seen of its pools: intervals of availability, starts, prices and machines."""
+"""Records observations of pools by the runs of a store: intervals of availability, starts, prices and machines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from segue.units import Moment, Seconds
 
 
 class SeenInterval(Value):
-    """A time in which a spot pool gave capacity, or gave no capacity, as one run observed it."""
+    """A time in which a spot pool provided capacity, or provided none, as one run observed it."""
 
     pool: str = Field(description="Deployment of the pool.")
     log_id: str = Field(description="Id of the log of the run that observed the interval.")
@@ -28,7 +28,7 @@ class SeenInterval(Value):
 
 
 class SeenStart(Value):
-    """The time from a decision to the claim of its attempt, on a machine that was started for it."""
+    """The time from a decision to the claim of its attempt, on a machine that was started for this attempt."""
 
     pool: str = Field(description="Deployment of the pool.")
     log_id: str = Field(description="Id of the log of the run.")
@@ -45,7 +45,7 @@ class SeenPrice(Value):
 
 
 class SeenPools(Record):
-    """Observations of pools. Old observations are dropped. Each pool keeps its newest observations."""
+    """Observations of pools. Each pool keeps only its newest observations."""
 
     intervals: tuple[SeenInterval, ...] = ()
     starts: tuple[SeenStart, ...] = ()

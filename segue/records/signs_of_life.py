@@ -13,7 +13,9 @@ from segue.units import Count, Moment, Seconds, SecondsAboveZero
 
 
 class Heartbeat(Record):
-    """The heartbeat of an attempt. It is overwritten in place. The attempt is alive if `counter` changes."""
+    """The heartbeat of an attempt, which is overwritten in place. A change of `counter` shows that the attempt is
+    alive.
+    """
 
     attempt_id: str
     counter: Count
@@ -60,9 +62,9 @@ class Heartbeat(Record):
 
 
 class ParentRecord(Record):
-    """The heartbeat of the parent of an open run.
+    """The heartbeat of the parent of an open run, which is overwritten in place.
 
-    It is overwritten in place. The parent is alive if `counter` changes.
+    A change of `counter` shows that the parent is alive.
     """
 
     run_id: str

@@ -1,4 +1,4 @@
-"""Describes the window of a slot: the files of the window, their contents, and the changes since the previous slot."""
+"""Describes the window of a slot: its files, their contents, and the changes since the previous slot."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Described(NamedTuple):
 
 
 def window_of(spec: RetrainSpec, slot: datetime) -> tuple[Window, dict[str, Path]]:
-    """Return the window of a slot, and the local path of each of its files. Every file is read once.
+    """Return the window of a slot, and the local path of each file. The function reads every file once.
 
     Raises:
-        NoDataError: there are no files to train on or to evaluate with, or a period has no files and `on_missing` is
-            stop.
+        NoDataError: there are no files to train on or to evaluate with, or `on_missing` is stop and a period has no
+            files.
         DataUnreadableError: a file could not be read, is damaged, or is being written to.
-        MissingExtraError: the extra package for files at this kind of address is not installed.
+        MissingExtraError: the extra package for files at such an address is not installed.
     """
     chosen = choose(spec, slot, find=lambda pattern: find(pattern, spec.data))
     data = described(chosen.files, spec.data)
@@ -76,7 +76,7 @@ def described(places: Sequence[FoundFile], access: DataAccess) -> Described:
 
     Raises:
         DataUnreadableError: a file could not be read, is damaged, or is being written to.
-        MissingExtraError: the extra package for files at this kind of address is not installed.
+        MissingExtraError: the extra package for files at such an address is not installed.
     """
     from segue.data.tables.column_types import layout_of
 
@@ -90,8 +90,8 @@ def choose(spec: RetrainSpec, slot: datetime, *, find: Find) -> Chosen:
     """Choose the files of a slot.
 
     Raises:
-        NoDataError: there are no files to train on or to evaluate with, or a period has no files and `on_missing` is
-            stop.
+        NoDataError: there are no files to train on or to evaluate with, or `on_missing` is stop and a period has no
+            files.
         SpecError: the fields of strftime give the same file for several periods.
     """
     data = spec.data
@@ -114,7 +114,9 @@ def choose(spec: RetrainSpec, slot: datetime, *, find: Find) -> Chosen:
 
 
 def changes_since(before: Window, now: Window) -> tuple[str, ...]:
-    """Describe in sentences the differences in the periods that both windows cover: late files, and changed content."""
+    """Describe the differences in the periods that both windows cover, in sentences: late files, and changed
+    content.
+    """
     earlier, current = ({file.path: file for file in window.files} for window in (before, now))
     missing = {each.period for each in before.missing}
     covered = {file.period for file in before.files}

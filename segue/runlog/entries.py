@@ -1,4 +1,4 @@
-"""Defines the entries, which are the kinds of records in the log of a run."""
+"""Defines the kinds of records in the log of a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from segue.units import Figures, Moment, Money, Prices, Seconds
 
 
 def _is_unset(value: object) -> bool:
-    """Whether a field is left out, because older versions refuse fields that they do not know."""
+    """Whether a field is left out of the record. Older versions refuse fields that they do not know."""
     return value in (None, ())
 
 
@@ -49,23 +49,21 @@ class Entry(Record):
 
 
 class OpenEntry(Entry):
-    """The run spec.
-
-    This entry is written when a run starts, and again when the run is resumed after a stop or with a changed spec.
-    """
+    """The run spec, written when a run starts, and when it is resumed after a stop or with a changed spec."""
 
     kind: Literal["open"] = "open"
     spec: RunSpec
 
 
 Action = Literal["run", "import", "finished", "hopeless", "failed", "broken", "stopped", "cancelled", "budget"]
-"""The actions `import`, `stopped` (a person stopped the run) and `cancelled` (a person cancelled a segment) come from a
-person. The action `budget` means that the budget of the run is used up.
+"""A person causes the actions `import`, `stopped` (stop of the run) and `cancelled` (cancellation of a segment).
+
+The action `budget` means that the budget of the run is used up.
 """
 
 
 class DecisionEntry(Entry):
-    """A decision, with its reason and with the numbers on which it is based."""
+    """A decision, with its reason and the numbers on which it is based."""
 
     kind: Literal["decision"] = "decision"
     plan: SegmentPlan | None = Field(description="Plan of the next segment; None: the run ends.")
@@ -75,7 +73,7 @@ class DecisionEntry(Entry):
 
 
 class ClaimEntry(Entry):
-    """With this entry, an attempt takes the right to write to the run."""
+    """The record by which an attempt takes the right to write to the run."""
 
     kind: Literal["claim"] = "claim"
     attempt_id: str
@@ -132,7 +130,7 @@ class StartEntry(Entry):
 
 
 class CommitEntry(Entry):
-    """A commit. From this record on, the checkpoint exists."""
+    """A commit. The checkpoint exists from this record on."""
 
     kind: Literal["commit"] = "commit"
     attempt_id: str
@@ -145,7 +143,7 @@ class CommitEntry(Entry):
 
 
 class SealEntry(Entry):
-    """The witness rows of the steps that follow a commit."""
+    """The witness rows of the steps after a commit."""
 
     kind: Literal["seal"] = "seal"
     attempt_id: str
@@ -178,14 +176,14 @@ class DrillEntry(Entry):
 
 
 class ReportEntry(Entry):
-    """The end of an attempt. The attempt itself writes this entry, or the controller if the attempt was lost."""
+    """The end of an attempt. The attempt writes this record. If the attempt was lost, the controller writes it."""
 
     kind: Literal["report"] = "report"
     report: SegmentReport
 
 
 class HandoverEntry(Entry):
-    """The parent is about to recall an on-demand attempt, because a standby has booted and takes over."""
+    """The record that the parent will recall an on-demand attempt, because a standby has booted and takes over."""
 
     kind: Literal["handover"] = "handover"
     standby: str = Field(alias="spare")
@@ -201,9 +199,9 @@ class HandoverEntry(Entry):
 
 
 class QuarantineEntry(Entry):
-    """With this entry, a checkpoint is quarantined or an unreadable record is given up.
+    """The record that a checkpoint is quarantined, or that an unreadable record is given up.
 
-    No attempt uses a quarantined checkpoint or a given-up record, but the bytes are kept.
+    No attempt uses a quarantined checkpoint or a given-up record, but their bytes are kept.
     """
 
     kind: Literal["quarantine"] = "quarantine"
@@ -213,7 +211,7 @@ class QuarantineEntry(Entry):
 
 
 class LiftEntry(Entry):
-    """With this entry, a person lifts a quarantine, after the checkpoint or the record was read without damage."""
+    """The record by which a person lifts a quarantine, after the checkpoint or the record was read without damage."""
 
     kind: Literal["lift"] = "lift"
     slot: int = Field(description="Slot of the checkpoint or record, the same as in the quarantine entry.")
@@ -221,17 +219,14 @@ class LiftEntry(Entry):
 
 
 class PruneEntry(Entry):
-    """The checkpoints that retention no longer keeps.
-
-    The bytes of these checkpoints are deleted after this record is written.
-    """
+    """The checkpoints that retention no longer keeps. Their bytes are deleted after this record is written."""
 
     kind: Literal["prune"] = "prune"
     slots: tuple[int, ...]
 
 
 class PricesEntry(Entry):
-    """The prices that apply from this record on. They were read from the source in the run spec."""
+    """The prices that apply from this record on, from the price source in the run spec."""
 
     kind: Literal["prices"] = "prices"
     source: str = Field(description="Source of the prices: `pools.prices` of the run spec.")
@@ -241,9 +236,7 @@ class PricesEntry(Entry):
 
 
 class SpendingEntry(Entry):
-    """Costs that count against the budget but have no report in this log: the costs of other runs and of this run's
-    standbys.
-    """
+    """Costs that count against the budget without a report in this log: costs of other runs and of own standbys."""
 
     kind: Literal["spending"] = "spending"
     month: str = Field(description="Calendar month, e.g. 2026-11.")
@@ -253,10 +246,7 @@ class SpendingEntry(Entry):
 
 
 class PoolsEntry(Entry):
-    """Facts about this run's pools that other runs of the store had seen when this run began.
-
-    Decisions use these facts as a prior.
-    """
+    """Measurements of this run's pools by other runs of the store. Decisions use these measurements as a prior."""
 
     kind: Literal["pools"] = "pools"
     seen: SeenPools
@@ -303,10 +293,7 @@ _ADAPTER: TypeAdapter[AnyEntry] = TypeAdapter(AnyEntry)
 
 
 def encode(entry: Entry) -> bytes:
-    """Return the entry as JSON, with a checksum before the JSON.
-
-    The checksum detects flipped bits that still give valid JSON.
-    """
+    """Return the entry as JSON after a checksum. The checksum detects flipped bits that still give valid JSON."""
     return framed(body_of(entry))
 
 

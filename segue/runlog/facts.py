@@ -1,4 +1,4 @@
-"""The history of a run as one value: checkpoints, attempts, decisions, and facts that follow from these records.
+"""Defines the history of a run as one value: checkpoints, attempts, decisions, and values derived from these records.
 
 The module is pure.
 """
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint, with all facts about the checkpoint in the log."""
+    """A committed checkpoint, with everything that the log states about the checkpoint."""
 
     ref: CheckpointRef
     manifest: Manifest
@@ -52,7 +52,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One claim, with the report, the verdict and the commits of the attempt that made the claim."""
+    """One claim, and the report, the verdict and the commits of the attempt with this claim."""
 
     claim: ClaimEntry
     report: SegmentReport | None = None
@@ -62,19 +62,19 @@ class Attempt:
 
 @dataclass(frozen=True)
 class History:
-    """All facts on which a decision may depend.
+    """All data on which a decision may depend.
 
     `fresh_from` is the index in `reports` of the first report after the last decision that ended the run. Failure
-    budgets count from the index `fresh_from`. If a person starts an ended run again, the budgets are therefore full
-    again. If a killed parent is started again, the budgets are not full again. `broken_resumes` contains the newest
-    consecutive broken verdicts since the last decision that ended the run. Verdicts without a comparison do not count.
+    budgets count from this index. If a person starts an ended run again, the budgets are therefore full again. A new
+    start of a killed parent does not change the budgets. `broken_resumes` contains the newest consecutive broken
+    verdicts since the last decision that ended the run. Verdicts without a comparison are ignored.
     """
 
     spec: RunSpec | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     starts: tuple[StartEntry, ...] = ()
-    """The start entries, each about the start of one attempt on its pool."""
+    """Start entries. Each start entry describes one start of an attempt on its pool."""
     unfit_machines: tuple[MachineEntry, ...] = ()
     """The machines that failed the check before the claim."""
     reports: tuple[SegmentReport, ...] = ()
@@ -82,26 +82,23 @@ class History:
     drills: tuple[DrillEntry, ...] = ()
     """Resume rehearsals that were made since the last decision that ended the run."""
     broken_drill: Verdict | None = None
-    """The verdict of the newest rehearsal, if this verdict is broken and no later resume was verified.
+    """The verdict of the newest rehearsal, if it is broken and no later resume was verified.
 
     The rehearsal may be older than the last start of the run.
     """
     rehearsed_noise: Mapping[str, float] = field(default_factory=dict)
-    """Largest relative difference between replays from one state, by channel. Rehearsals measured these differences."""
+    """Largest relative difference between replays from one state, by channel, as measured by rehearsals."""
     process_values: frozenset[str] = frozenset()
-    """Values of the setup that differ from process to process, by component and path. Rehearsals found these values."""
+    """Values of the setup that differ between processes, by component and path, as detected by rehearsals."""
     untracked: tuple[Finding, ...] = ()
-    """Untracked state, and damaged parts of the loss curve, that the commits reported."""
+    """Untracked state, and damaged parts of the loss curve, as reported with the commits."""
     decisions: tuple[DecisionEntry, ...] = ()
     decision_prices: tuple[Mapping[str, float], ...] = ()
-    """The prices by deployment that applied at each decision.
-
-    A mapping is empty if the prices of the run spec applied.
-    """
+    """The prices by deployment at each decision. A mapping is empty if the prices of the run spec applied."""
     prices: PricesEntry | None = None
     """The newest prices from the price source that the run spec names."""
     seen_pools: SeenPools = SeenPools()  # noqa: RUF009 - frozen
-    """Facts about the run's pools that other runs of the store had seen when this run began."""
+    """Measurements of the run's pools by other runs of the store, from the beginning of this run."""
     spending: SpendingEntry | None = None
     """The newest spending entry."""
     handover: HandoverEntry | None = None
@@ -111,16 +108,12 @@ class History:
     is_over: bool = False
     """Whether a decision ended the run and no person has opened the run again."""
     stop: DecisionEntry | None = None
-    """A person's request to stop the run, made since the run was last opened.
-
-    The value None means that there is no such request.
-    """
+    """A person's request to stop the run since the run was last opened. The value is None without such a request."""
     stop_slot: int | None = None
     fresh_from: int = 0
     earlier_plans: frozenset[tuple[int, int]] = frozenset()
-    """Segment and attempt of each plan before the last end of the run.
-
-    If an attempt of such a plan reports later, the report is not fresh.
+    """Segment and attempt of each plan before the last end of the run. Later reports of these attempts are not
+    fresh.
     """
     damage: tuple[Damage, ...] = ()
     named_damage: frozenset[int] = field(default_factory=frozenset)
@@ -128,10 +121,7 @@ class History:
 
     @property
     def unread(self) -> tuple[Damage, ...]:
-        """The slots that cannot be read and that no person has given up.
-
-        Each of these slots may contain any kind of record.
-        """
+        """The unreadable slots that no person has given up. Each of these slots may contain any kind of record."""
         return tuple(damage for damage in self.damage if damage.slot not in self.named_damage)
 
     # Cached, because a waiting parent reads the same history many times.
@@ -153,8 +143,8 @@ class History:
         """Whether the run is finished.
 
         A run is finished if its goal is committed, or the step at which its code ended the run early. The value is
-        False if the newest rehearsal is broken, if a broken rehearsal ended the run, or if a program has not yet ended
-        by itself.
+        False if the newest rehearsal is broken, or if a broken rehearsal ended the run. The value is also False until a
+        program has ended by itself.
         """
         if self.broken_drill is not None and spec.continuity.rehearsal == "stop":
             return False
@@ -163,10 +153,7 @@ class History:
         return self.is_committed(spec) and not self.owes_end(spec)
 
     def owes_end(self, spec: RunSpec) -> bool:
-        """Whether a program has completed all steps but has not ended yet.
-
-        If so, the code after the program's loop must still run.
-        """
+        """Whether a program has completed all steps but not the code after its loop."""
         if spec.program is None or not self.is_committed(spec):
             return False
         if self.decisions and self.decisions[-1].action == "finished":
@@ -175,26 +162,18 @@ class History:
         return self.committed_step not in ended_at
 
     def is_committed(self, spec: RunSpec) -> bool:
-        """Whether the goal of the run is committed, or the step at which the training code ended the run before the
-        goal.
-        """
+        """Whether the run's goal is committed, or the step at which the training code ended the run early."""
         return self.committed_step >= spec.steps or self.finish_reason is not None
 
     @property
     def finish_reason(self) -> str | None:
-        """The reason why the training code ended the run before the goal.
-
-        The value is None if the code did not end the run.
-        """
+        """The reason why the training code ended the run early. The value is None if the code did not end the run."""
         report = next((report for report in reversed(self.reports) if report.finish_reason is not None), None)
         return report.finish_reason if report is not None and report.to_step == self.committed_step else None
 
     @property
     def open_plan(self) -> SegmentPlan | None:
-        """The newest plan, if the plan's attempt has no report yet and may therefore be alive.
-
-        Otherwise the value is None.
-        """
+        """The newest plan, if its attempt has no report and may therefore be alive, or None."""
         plan = next((entry.plan for entry in reversed(self.decisions) if entry.plan is not None), None)
         if plan is None or self.report_of(plan.segment, plan.attempt) is not None:
             return None
@@ -202,7 +181,7 @@ class History:
 
     @cached_property
     def fresh_reports(self) -> tuple[SegmentReport, ...]:
-        """One report for each attempt that was planned after the last decision that ended the run."""
+        """The newest report of each attempt that was planned after the last decision that ended the run."""
         before = {(report.segment, report.attempt) for report in self.reports[: self.fresh_from]} | self.earlier_plans
         return tuple(report for report in self.last_reports() if (report.segment, report.attempt) not in before)
 
@@ -214,9 +193,8 @@ class History:
         return self._reports_by_number.get((segment, attempt))
 
     def handover_of(self, segment: int, attempt: int) -> HandoverEntry | None:
-        """Return the hand-over for which an attempt was recalled.
-
-        Return None if there is no hand-over, or if a decision came after it.
+        """Return the hand-over for which an attempt was recalled. Return None if a decision came after the
+        hand-over.
         """
         entry = self.handover
         return entry if entry is not None and (entry.segment, entry.attempt) == (segment, attempt) else None
@@ -226,18 +204,17 @@ class History:
         return self._decisions_by_number.get((segment, attempt))
 
     def prices_of(self, segment: int, attempt: int) -> Mapping[str, float]:
-        """Return the prices by deployment at the decision for an attempt.
-
-        The result is empty if the prices of the run spec applied.
+        """Return the prices by deployment at the decision for an attempt. It is empty if the run spec's prices
+        applied.
         """
         return self._prices_by_number.get((segment, attempt), {})
 
     def starts_of(self, segment: int, attempt: int) -> tuple[StartEntry, ...]:
-        """The start entries of an attempt, in the order of the log."""
+        """Return the start entries of an attempt, in the order of the log."""
         return self._starts_by_number.get((segment, attempt), ())
 
     def starts_on_its_pool(self, segment: int, attempt: int) -> tuple[StartEntry, ...]:
-        """The start entries of an attempt that are about the pool whose machine claimed it."""
+        """Return the start entries of an attempt for the pool whose machine claimed the attempt."""
         plan, known = self.plan_of(segment, attempt), self.starts_of(segment, attempt)
         return known if plan is None else tuple(each for each in known if each.deployment == plan.deployment)
 
@@ -247,7 +224,7 @@ class History:
 
     @property
     def has_trained(self) -> bool:
-        """Whether the run was claimed by any attempt that trains."""
+        """Whether an attempt that trains has ever claimed the run."""
         return any(not self.is_import(a.claim.segment, a.claim.attempt) for a in self.attempts)
 
     def unfit_machine_of(self, segment: int, attempt: int) -> MachineEntry | None:
@@ -269,15 +246,14 @@ class History:
         return decision.plan if decision is not None else None
 
     def parent_of(self, segment: int, attempt: int) -> CheckpointRef | None:
-        """Return the checkpoint from which the plan of an attempt resumes.
-
-        None means that the attempt starts at step 0, or that it has no plan.
+        """Return the checkpoint from which the plan of an attempt resumes. None means step 0, or an attempt without a
+        plan.
         """
         decision = self.decision_of(segment, attempt)
         return decision.plan.parent if decision is not None and decision.plan is not None else None
 
     def last_reports(self) -> tuple[SegmentReport, ...]:
-        """The newest report of each attempt. The reports have the same order as the attempts."""
+        """Return the newest report of each attempt, in the order of the attempts."""
         return self._last_reports
 
     def checkpoint(self, ref: CheckpointRef) -> Checkpoint | None:
@@ -285,7 +261,7 @@ class History:
 
     @cached_property
     def _reports_by_number(self) -> dict[tuple[int, int], SegmentReport]:
-        """The newest report of each attempt. The order is the order in which the attempts first reported."""
+        """The newest report of each attempt, in the order in which the attempts first reported."""
         return {(report.segment, report.attempt): report for report in self.reports}
 
     @cached_property
@@ -329,9 +305,8 @@ class History:
         return {checkpoint.ref: checkpoint for checkpoint in self.checkpoints}
 
     def once(self, compute: Callable[[RunSpec, History], T], spec: RunSpec) -> T:
-        """Return the result of a pure function of this history and a spec.
-
-        The result is computed once and then cached.
+        """Return the result of a pure function of this history and a spec. The result is cached after the first
+        call.
         """
         known = self._computed.get(compute)
         if known is None or known[0] is not spec:
@@ -344,6 +319,6 @@ class History:
         return {}
 
     def seconds_on(self, capacity: Capacity) -> float:
-        """Paid seconds on this kind of capacity, summed over the newest report of each attempt."""
+        """Return the paid seconds on this capacity, summed over the newest report of each attempt."""
         paid = (report for report in self.last_reports() if report.capacity is capacity and report.got_capacity)
         return sum(report.seconds for report in paid)

@@ -1,4 +1,4 @@
-"""Keeps the parts of a history while the log is folded: checkpoints, attempts, decisions, evidence.
+"""Keeps the parts of a history while records are added: checkpoints, attempts, decisions, evidence.
 
 The module is pure.
 """
@@ -31,7 +31,7 @@ _PROVEN = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
 
 
 class Grown(Generic[T]):
-    """A list that is read as a tuple. The tuple is made again only after a change."""
+    """A list that is read as a tuple. A new tuple is made only after a change of the list."""
 
     def __init__(self) -> None:
         self._items: list[T] = []
@@ -58,9 +58,7 @@ class Grown(Generic[T]):
 
 
 class FoldedDecisions:
-    """The decisions of the controllers, with the prices that were known at each decision, and whether the run has
-    ended.
-    """
+    """The decisions of the controllers, the prices that were known at each decision, and whether the run has ended."""
 
     def __init__(self) -> None:
         self.all = Grown[DecisionEntry]()
@@ -91,7 +89,7 @@ class FoldedDecisions:
             self.is_stopped = entry.action == "stopped"
 
     def claim(self, entry: ClaimEntry) -> None:
-        """Put the pool of the claimed machine into the plan of the attempt, if several pools were asked."""
+        """If several pools were requested, put the pool of the claimed machine into the plan of the attempt."""
         if entry.deployment is None:
             return
         for at in reversed(range(len(self.all))):
@@ -148,7 +146,7 @@ class FoldedEvidence:
 
 
 class FoldedCheckpoints:
-    """Committed checkpoints, with the facts that all records contain about them, before and after the commit."""
+    """Committed checkpoints, with the data that all records contain about them, before and after the commit."""
 
     def __init__(self) -> None:
         self._all = Grown[Checkpoint]()
@@ -207,7 +205,7 @@ class FoldedCheckpoints:
 
 
 class FoldedAttempts:
-    """Claims, with the facts that all records contain about their attempts, before and after the claim."""
+    """Claims, with the data that all records contain about the attempts of the claims, before and after the claim."""
 
     def __init__(self) -> None:
         self._all = Grown[Attempt]()

@@ -1,4 +1,4 @@
-"""The frame of a record: a checksum before its body, so that flipped bits are detected."""
+"""Frames a record: puts a checksum before the body of the record, to detect flipped bits."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _HEAD_BYTES = len(_HEAD % 0)
 
 
 def framed(body: bytes) -> bytes:
-    """Return a record: first the checksum of the body, then the body.
+    """Return a record: the checksum of the body, then the body.
 
-    The body is the entry and, if the record is signed, its signature.
+    The body consists of the entry, and of the signature if the record is signed.
     """
     return _HEAD % crc32c.crc32c(body) + body + b"}"
 
@@ -25,7 +25,7 @@ def unframed(data: bytes, *, key: str) -> bytes:
     """Return the body of a record.
 
     Raises:
-        DamagedRecordError: the bytes are not what `framed` made.
+        DamagedRecordError: `framed` did not make these bytes.
     """
     if not is_intact(data):
         raise DamagedRecordError(key=key, why="its checksum does not match its bytes")
@@ -38,10 +38,7 @@ def is_intact(data: bytes) -> bool:
 
 
 def entry_id_in(data: bytes) -> str | None:
-    """Return the id of a record of any version, signed or not.
-
-    Return None if the bytes are not a record. The function verifies nothing.
-    """
+    """Return the id of a record of any version, signed or not, without verifying it. Return None for other bytes."""
     try:
         found = json.loads(data)["entry"]["entry_id"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -61,7 +58,7 @@ def in_whole_characters(value: object) -> object:
 
 
 def newest_version(error: ValidationError) -> int:
-    """Return the highest schema version in the refused record or in its parts. Return 1 if no version is found."""
+    """Return the highest schema version in the refused record or in its parts. Return 1 if there is no version."""
     found = []
     for problem in error.errors(include_url=False, include_context=False):
         value = problem["input"]

@@ -35,9 +35,9 @@ __all__ = ["Attempt", "Checkpoint", "History", "fold", "read_history", "require_
 
 
 def read_history(log: RunLog) -> History:
-    """Return the current history. Only slots that were not read before are read and folded.
+    """Return the current history. Only new slots are read and added to the history.
 
-    If the log has no new record, the result is the same object as before.
+    If the log has no new record, the result is the object of the previous call.
     """
     with log.lock:
         log.refresh()
@@ -51,11 +51,11 @@ def read_history(log: RunLog) -> History:
 def require_whole(log: RunLog, history: History) -> None:
     """Raise an error if a record of a signed log cannot be read. A person must decide about this record.
 
-    An unsigned log continues without the unreadable record. In a signed log, it would be a risk to continue. Anyone who
-    can delete a record could then undo a quarantine or a stop.
+    An unsigned log continues without an unreadable record, but a signed log must not. Otherwise, anyone who can delete
+    a record could undo a quarantine or a stop.
 
     Raises:
-        LostRecordError: the log is signed, and an unreadable record was not given up by a person.
+        LostRecordError: the log is signed, and no person has given up the unreadable record.
     """
     if log.is_signed and history.unread:
         lost = history.unread[0]
@@ -63,12 +63,11 @@ def require_whole(log: RunLog, history: History) -> None:
 
 
 def require_trusted(log: RunLog, history: History, *, has_checkpoint: bool) -> None:
-    """Raise an error if the log is not whole, or if a signed run would start again at step 0.
-
-    A person must decide in both cases.
+    """Raise an error if the log is not whole, or if a signed run would start again at step 0. A person must then
+    decide.
 
     Raises:
-        LostRecordError: the log is signed, and an unreadable record was not given up by a person.
+        LostRecordError: the log is signed, and no person has given up the unreadable record.
         NothingTrustedError: the log is signed and has checkpoints or unreadable records, but no usable checkpoint.
     """
     require_whole(log, history)
@@ -78,7 +77,7 @@ def require_trusted(log: RunLog, history: History, *, has_checkpoint: bool) -> N
 
 
 def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: int = 0) -> History:
-    """Fold readable slots, in order, into a history."""
+    """Return the history of readable slots, which must be in order."""
     folding = Folding()
     for slot in slots:
         folding.add(slot)
@@ -87,7 +86,7 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
 
 @dataclass
 class _Kept:
-    """The part of a log that was folded so far. It is cached in the log object."""
+    """The history of the part of a log that was read until now, cached in the log object."""
 
     folding: Folding
     repairs: int
@@ -110,7 +109,7 @@ class _Kept:
 
 
 class Folding:
-    """The history of the records added so far. Records must be added in the order of their slots."""
+    """Builds a history from records. Records must be added in the order of their slots."""
 
     def __init__(self) -> None:
         self._spec: RunSpec | None = None
@@ -128,9 +127,10 @@ class Folding:
         self._earlier_plans: frozenset[tuple[int, int]] = frozenset()
 
     def add(self, slot: Slot) -> None:
-        """Add the next record, unless an earlier record has a higher claim epoch.
+        """Add the next record. A record is ignored if an earlier record has a higher claim epoch.
 
-        A correct writer never appends a record after a newer claim. Only a writer that did not read the log does so.
+        A correct writer never appends a record after a newer claim. Only a writer that did not read the log appends
+        such a record.
         """
         entry = slot.entry
         if 0 < entry.epoch < self._highest_epoch:
@@ -164,7 +164,9 @@ class Folding:
         self._highest_epoch = max(self._highest_epoch, entry.epoch)
 
     def history(self, *, damage: tuple[Damage, ...], next_slot: int) -> History:
-        """The history of the records added so far. Records that are added later do not change this value."""
+        """Return the history of the records that were added before this call. Later records do not change the
+        result.
+        """
         decisions, evidence = self._decisions, self._evidence
         return History(
             spec=self._spec,
@@ -223,14 +225,14 @@ class Folding:
             self._spending = entry
 
     def _end_earlier_runs(self) -> None:
-        """Mark all records so far as belonging to an ended run. Failure budgets count from the next record."""
+        """Mark all records before this call as part of an ended run. Failure budgets count from the next record."""
         self._fresh_from = len(self._reports)
         plans = (entry.plan for entry in self._decisions.all.read())
         self._earlier_plans = frozenset((plan.segment, plan.attempt) for plan in plans if plan is not None)
         self._evidence.end_earlier_runs()
 
     def _commit(self, number: int, entry: CommitEntry) -> None:
-        """Add a checkpoint, unless the epoch of its attempt is older than the newest claim or missing."""
+        """Add a checkpoint. Ignore a commit without an epoch, or with an epoch below that of the newest claim."""
         if entry.epoch < self._highest_epoch:
             return
         ref = CheckpointRef(slot=number, step=entry.manifest.step, attempt_id=entry.attempt_id)

@@ -17,15 +17,12 @@ _MODEL = "_model-"
 
 
 def model_folder(name: str) -> str:
-    """Return the folder of the log of a model. A run id cannot have the form of this folder name."""
+    """Return the folder of the log of a model. No run id has the form of this folder name."""
     return f"{_MODEL}{name}"
 
 
 def model_of(folder: str) -> str | None:
-    """Return the name of the model whose log is in this top-level folder.
-
-    Return None if the folder does not belong to a model.
-    """
+    """Return the model whose log is in this top-level folder. Return None if the folder does not belong to a model."""
     return folder.removeprefix(_MODEL) if folder.startswith(_MODEL) else None
 
 
@@ -37,7 +34,7 @@ def model_file(name: str, folder: str, file: str) -> str:
 def seen_key(model: str) -> str:
     """Return the key of the record with the results of the last check of a model's triggers.
 
-    Each check overwrites this record.
+    Each check overwrites the record.
     """
     return f"{model_folder(model)}/triggers/seen.json"
 
@@ -48,10 +45,7 @@ def docs_prefix(model: str, stamp: str) -> str:
 
 
 def verifications_folder(run_id: str) -> str:
-    """Return the folder of the log of a run's scheduled verifications.
-
-    A run id cannot have the form of this folder name.
-    """
+    """Return the folder of the log of a run's scheduled verifications. No run id has the form of this folder name."""
     return f"_verify-{run_id}"
 
 
@@ -96,16 +90,15 @@ _ATTEMPT = re.compile(rf"seg[0-9]+-a[0-9]+-e(?P<epoch>[0-9]+)(?:-(?P<log>[0-9a-f
 def attempt_id(segment: int, attempt: int, epoch: int, *, log_id: str = "") -> str:
     """Return the id of an attempt.
 
-    The id is unique in all logs of a run, because each claim of a log has another epoch, and each log has another id.
+    The id is unique in all logs of a run. Each claim of a log has a different epoch, and each log has a different id.
     """
     return "-".join([f"seg{segment:03d}", f"a{attempt}", f"e{epoch}", *filter(None, [log_id[:_ID_CHARACTERS]])])
 
 
 def epoch_of(attempt_id: str, *, log_id: str) -> int | None:
-    """Return the epoch in the id of an attempt.
+    """Return the epoch in the id of an attempt. Return None for another text, or for an id of another log.
 
-    Return None if the text is not the id of an attempt, or if the id belongs to another log. Attempt ids of version 0.1
-    do not contain the id of their log.
+    Attempt ids of version 0.1 do not contain the id of their log.
     """
     found = _ATTEMPT.fullmatch(attempt_id)
     if found is None or found["log"] not in (None, log_id[:_ID_CHARACTERS]):
@@ -120,14 +113,15 @@ def step_prefix(run_id: str, attempt: str, step: int) -> str:
 def shard_name(attempt: str, step: int, rank: int, *, try_number: int = 1) -> str:
     """Return the name of a shard relative to the folder of the run, as manifests use it.
 
-    If another writer process repeats a save, the shards of the second try have other names. The second try may store
-    other bytes, and the bytes of the first try may have been adopted.
+    If another writer process repeats a save, the second try must not overwrite the shards of the first try. The second
+    try may store other bytes, and an attempt may have adopted the bytes of the first try. Each try therefore has its
+    own shard names.
     """
     return f"{_stem(attempt, step, rank, try_number)}.safetensors"
 
 
 def state_name(attempt: str, step: int, rank: int, *, try_number: int = 1) -> str:
-    """Return the name of the index that is stored beside a shard."""
+    """Return the name of the index that is stored next to a shard."""
     return f"{_stem(attempt, step, rank, try_number)}.json"
 
 
@@ -163,17 +157,13 @@ def recall_key(run_id: str, attempt: str) -> str:
 
 
 def disturbance_key(run_id: str, attempt: str) -> str:
-    """Return the key of the request to kill the trainer of an attempt or to send a notice to the trainer.
-
-    Only drills use this key.
-    """
+    """Return the key of a drill's request to kill the trainer of an attempt or to send it a notice."""
     return f"{run_id}/attempts/{attempt}/drill.json"
 
 
 def queue_key(run_id: str, segment: int, attempt: int) -> str:
-    """Return the key of the reason why an attempt still waits.
-
-    The segment writes this object until the attempt claims the run.
+    """Return the key of the reason why an attempt waits. The segment writes this object until the attempt claims the
+    run.
     """
     return f"{run_id}/queue/seg{segment:03d}-a{attempt}.json"
 
@@ -181,7 +171,7 @@ def queue_key(run_id: str, segment: int, attempt: int) -> str:
 MEMORY_PREFIX = ".pools/"
 PARENTS_PREFIX = ".parents/"
 PROBE_KEY = ".probe"
-"""Key of the object that is written to test whether the store can be written."""
+"""Key of the object with which segue tests whether the store can be written."""
 LOOK_KEY, LOOK_BEGUN_KEY = ".last-look", ".look-begun"
 """Keys of the objects that a recovery check writes at its end and at its start."""
 
@@ -192,9 +182,7 @@ def memory_key(number: int) -> str:
 
 
 def parent_key(run_id: str) -> str:
-    """Return the key of the record of a run's parent.
-
-    The record exists while the run is open, so a listing finds all open runs.
+    """Return the key of the record of a run's parent. The record exists while the run is open, to list all open runs.
     """
     return f"{PARENTS_PREFIX}{run_id}.json"
 
@@ -228,7 +216,7 @@ def metrics_prefix(run_id: str) -> str:
 
 
 def metrics_of_attempt(run_id: str, attempt: str) -> str:
-    """Return the prefix of the keys of all parts of the loss curve of an attempt. No other key has this prefix."""
+    """Return the prefix of the keys of all parts of an attempt's loss curve. No other key has this prefix."""
     return f"{run_id}/metrics/{attempt}-p"
 
 

@@ -1,4 +1,4 @@
-"""Reads the heartbeat of an attempt: one small object that the attempt overwrites while it is alive."""
+"""Reads the heartbeat of an attempt: a small object that the attempt overwrites while it is alive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from segue.runlog.log import RunLog
 
 
 def last_heartbeat(runlog: RunLog, attempt: Attempt | None) -> Heartbeat | None:
-    """Return the newest heartbeat of an attempt. Return None if no heartbeat exists or none can be parsed.
+    """Return the newest heartbeat of an attempt. Return None if no heartbeat exists or it cannot be parsed.
 
     Raises:
         StoreReadError: the store could not be read.

@@ -1,6 +1,4 @@
-"""Reads and writes the objects of recovery checks: the mark of the last start, and the record of the last check that
-ended.
-"""
+"""Reads and writes the objects of recovery checks: the mark of the last start, and the record of the last end."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from segue.stores.base import Examinable, Store
 class LookRecord(Record):
     """The record of the last recovery check that ended.
 
-    Each check overwrites this record. If `counter` changes, checks are running.
+    Each check overwrites this record. A change of `counter` shows that checks are running.
     """
 
     look_id: str
@@ -29,9 +27,7 @@ class LookRecord(Record):
 
 
 def read_look(store: Store) -> LookRecord | None:
-    """Return the record of the last check that ended.
-
-    Return None if there is no record, or if the record cannot be parsed.
+    """Return the record of the last check that ended. Return None if there is no record, or if it cannot be parsed.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -63,7 +59,7 @@ def write_begun(store: Store, look_id: str) -> None:
 def ended_at(store: Store) -> datetime | None:
     """Return the time at which the last check ended, on the store's clock.
 
-    Return None if no check ended or if the store has no times.
+    Return None if no check has ended, or if objects of the store have no times.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -72,7 +68,7 @@ def ended_at(store: Store) -> datetime | None:
 
 
 def begun_at(store: Store) -> datetime | None:
-    """Return the time at which the newest check started, on the clock of the store, as in `ended_at`.
+    """Return the time at which the newest check started, on the store's clock. Return None as `ended_at` does.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -81,7 +77,7 @@ def begun_at(store: Store) -> datetime | None:
 
 
 def probed_at(store: Store) -> datetime | None:
-    """Return the time of the last `probe_writes`, as in `ended_at`.
+    """Return the time of the last `probe_writes`, on the store's clock. Return None as `ended_at` does.
 
     Directly after `probe_writes`, this is the current time of the store.
 

@@ -34,7 +34,7 @@ DEFAULT_STORE = ".segue/store"
 
 
 def open_log(spec: RunSpec, *, clock: Clock | None = None) -> RunLog:
-    """Return the log of the run that a run spec describes. The function reads and writes nothing yet.
+    """Return the log of the run that a run spec describes, without reading or writing.
 
     Raises:
         StoreUnreachableError: the store's URL is not valid.
@@ -44,9 +44,7 @@ def open_log(spec: RunSpec, *, clock: Clock | None = None) -> RunLog:
 
 
 def log_in(store: Store, run_id: str, spec: StoreSpec | str | Path, *, clock: Clock | None = None) -> RunLog:
-    """Return the log of a run in an open store, with the signing key of the store spec.
-
-    The function reads and writes nothing yet.
+    """Return the log of a run in an open store, with the signing key of the store spec, without reading or writing.
 
     Raises:
         SigningKeyError: the signing key in the spec cannot be used.
@@ -78,10 +76,7 @@ def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tupl
 
 
 def _names(opened: Store) -> tuple[str, ...]:
-    """Return the names of all folders in a store that may be runs, for a message.
-
-    The result is empty if the listing fails.
-    """
+    """Return the names of all folders in a store that may be runs. If the listing fails, return no names."""
     try:
         return tuple(filter(keys.is_run_folder, opened.folders()))
     except (StoreReadError, MissingObjectError):
@@ -110,8 +105,8 @@ def runs_in(
 ) -> Iterator[tuple[RunLog, History]]:
     """Yield the log and the history of every run of an open store except `other_than`, sorted by run id.
 
-    The function writes nothing. A run that needs another signing key is skipped with a warning, and so is a run that
-    was deleted in part.
+    The function writes nothing. It skips two kinds of runs with a warning: runs that need another signing key, and runs
+    that were deleted in part.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -134,7 +129,7 @@ def read_store(store: StoreSpec, read: Callable[[Store], _T]) -> _T:
     """Return the result of the function `read` for an open store.
 
     Raises:
-        StoreUnreachableError: the store cannot be read, or there is no store at this place.
+        StoreUnreachableError: the store does not exist or cannot be read.
     """
     opened = open_store(store)
     if isinstance(opened, LocalStore) and not opened.root.is_dir():

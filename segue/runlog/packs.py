@@ -1,16 +1,15 @@
-"""Packs are copies of 500 records of a log in one object, so that a long log can be read with few requests.
+"""Copies 500 records of a log into one object, called a pack, so that a long log can be read with few requests.
 
 A record is final as soon as a later record exists. A copy of the record's bytes, which include a checksum, can
-therefore replace the record, even if the record itself is damaged later. If a record was damaged when the pack was
-written, the pack does not contain this record.
+therefore replace the record, even if the record itself is damaged later. A pack does not contain records that were
+damaged when the pack was written.
 
 A pack cannot hide newer records, because newer records are listed and read as usual. A pack is never used for another
-log. The key of the pack contains the id of the first record, and this id is read from the log itself. A pack is also
-not used for another state of the same log, for example if a part of the log was restored from a backup. To find this
-out, the last record of each pack is compared with the same record in the log. The writer of the pack's last record had
-read all earlier records, and the id of this record is unique. If the last record is the same, all records of the pack
-are therefore the same. If a pack is missing, is damaged, or comes from another state of the log, the only effect is
-that reading the log takes more requests.
+log, because the key of the pack contains the id of the first record, and this id is read from the log itself. A log may
+also have been restored from a backup. A reader therefore compares the last record of each pack with the same record in
+the log. The id of this record is unique, and its writer had read all earlier records. If the two last records are
+equal, all records of the pack are therefore equal to the log. If a pack is missing, damaged or of another state of the
+log, reading the log only takes more requests.
 """
 
 from __future__ import annotations
@@ -37,20 +36,14 @@ log = logging.getLogger(__name__)
 
 PACK_SLOTS = 500
 _MOST_PACK_BYTES = 64 * 2**20
-"""Limit in bytes for the size of all records in a pack.
-
-Records beyond this limit are not packed. They are read one by one.
-"""
+"""Limit in bytes for the size of all records in a pack. Records beyond this limit are read one by one."""
 _USUAL_PACK_BYTES = 2**20
 _LOG_ID = re.compile(r"[0-9a-f]{32}")
-"""Log ids come from storage that others may write, so an id of another form must not become part of a key."""
+"""Pattern of log ids. Untrusted parties may write to the storage, so no other text may become part of a key."""
 
 
 class PackHead(Record):
-    """The first line of a pack.
-
-    The compressed records follow the first line. Each record is on one line with its slot number.
-    """
+    """The first line of a pack. After it come the compressed records, one record with its slot number per line."""
 
     log_id: str
     first_slot: int = Field(ge=0)
@@ -63,11 +56,11 @@ class Packs:
     def __init__(self, store: Store, run_id: str) -> None:
         self._store, self._run_id = store, run_id
         self._done: set[int] = set()
-        """Numbers of the packs that exist or that this process has already tried to write."""
+        """Numbers of the packs that exist, or that this process has tried to write."""
         self._writing: threading.Thread | None = None
 
     def find(self) -> dict[str, list[int]]:
-        """Return the numbers of the packs in the store, by log id. Packs of an earlier log of this run may still exist.
+        """Return the numbers of the packs in the store, by log id. Packs of an earlier log of this run may also exist.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -118,7 +111,7 @@ class Packs:
     def write_next(self, *, log_id: str, end: int) -> None:
         """Write the oldest missing pack in the background, if all of its slots are before `end`.
 
-        If the write fails, the next process that appends to the log writes the pack.
+        After a failure, the next process that appends to the log writes the pack.
         """
         missing = next((number for number in range(end // PACK_SLOTS) if number not in self._done), None)
         is_busy = self._writing is not None and self._writing.is_alive()
@@ -131,7 +124,7 @@ class Packs:
         self._writing.start()
 
     def write(self, number: int, *, log_id: str) -> None:
-        """Write a pack, unless the pack already exists.
+        """Write a pack. The call has no effect if the pack exists.
 
         Raises:
             StoreReadError, StoreWriteError: the pack was not written.

@@ -1,6 +1,6 @@
 """Stores the records of the parents of open runs.
 
-Each open run has one small object, which the parent overwrites while it is alive.
+Each open run has one small object, which its parent overwrites while the parent is alive.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from segue.stores.base import Store
 
 
 def read_parent(store: Store, run_id: str) -> ParentRecord | None:
-    """Return the record of the parent of a run. Return None if the run is not open, or if the record cannot be parsed.
+    """Return the parent record of a run. Return None if the run is not open, or if the record cannot be parsed.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -33,7 +33,7 @@ def write_parent(store: Store, record: ParentRecord) -> None:
 
 
 def remove_parent(store: Store, record: ParentRecord) -> None:
-    """Remove the parent record of a run that has ended, unless the record now belongs to another parent.
+    """Remove the parent record of a run that has ended. A record of a newer parent stays.
 
     Raises:
         StoreReadError, StoreWriteError: the record may still exist. It is safe to call the function again.
@@ -44,7 +44,7 @@ def remove_parent(store: Store, record: ParentRecord) -> None:
 
 
 def probe_writes(store: Store) -> None:
-    """Write a test object as large as a heartbeat. A smaller object might fit on a full disk.
+    """Write a test object of the size of a heartbeat. A smaller object might fit on a full disk.
 
     Raises:
         StoreWriteError: the store cannot be written.

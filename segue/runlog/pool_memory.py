@@ -1,10 +1,10 @@
-"""Stores the memory of a store's pools: one small object with everything that the runs of the store have seen of the
-pools and of their machines.
+"""Stores the memory of a store's pools: one small object with all observations of pools and machines by the store's
+runs.
 
 Each change writes the next number with `put_if_absent`. If several runs add observations at the same time, one run
-wins, and the other runs read the winner's object and add to it. Readers use the object with the highest number. If the
-same observations are added again, nothing changes. A crash between the write and the deletion of older objects leaves
-objects that the next change deletes.
+wins. The other runs read the winner's object and add to it. Readers use the object with the highest number. Adding the
+same observations again changes nothing. A crash between the write and the deletion of older objects leaves objects that
+the next change deletes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from segue.stores.base import Store, StoreWriteError
 log = logging.getLogger(__name__)
 
 MOST_INTERVALS, MOST_STARTS, MOST_MACHINES, MOST_POOLS = 100, 20, 100, 50
-"""Maximum number of intervals, of starts and of observations of machines that are kept for each pool, the newest first,
-and maximum number of pools."""
+"""Maximum number of intervals, starts and machine observations per pool, the newest first, and of pools."""
 _MOST_IN_LOG = 30
 """Number of intervals of each pool that a run copies into its log, the newest first.
 
@@ -33,13 +32,13 @@ All of these intervals together count as four intervals.
 """
 _TRIES = 5
 _KEPT = 2
-"""Number of objects that are kept. A reader may have listed the object before the newest object."""
+"""Number of objects that are kept. A reader may have listed the store before the newest object existed."""
 _Seen = TypeVar("_Seen", SeenInterval, SeenStart, SeenMachine)
 _NUMBER = re.compile(r"(\d{8})\.json")
 
 
 def read_memory(store: Store) -> SeenPools:
-    """Return what the runs of a store have seen of the store's pools.
+    """Return what the runs of a store have observed of the store's pools.
 
     The result is empty if there is no memory, or if the memory cannot be parsed.
 
@@ -50,9 +49,9 @@ def read_memory(store: Store) -> SeenPools:
 
 
 def of_others(known: SeenPools, pools: Collection[str], *, log_id: str = "") -> SeenPools:
-    """Return what other runs than the run of this log have seen of some pools, the newest intervals of each pool.
+    """Return what other runs have observed of these pools, with the newest intervals of each pool.
 
-    The function is pure.
+    The run of the log `log_id` is not one of the other runs. The function is pure.
     """
     by_others = [each for each in known.intervals if each.log_id != log_id]
     newest = [each for pool in pools for each in [one for one in by_others if one.pool == pool][-_MOST_IN_LOG:]]
@@ -64,9 +63,9 @@ def of_others(known: SeenPools, pools: Collection[str], *, log_id: str = "") -> 
 
 
 def add_to_memory(store: Store, seen: SeenPools) -> bool:
-    """Add observations to the memory. Return whether the observations are now in the memory.
+    """Add observations to the memory. Return whether the memory now has the observations.
 
-    The function returns False if other runs have won several tries. A later call adds the same observations.
+    If other runs win several tries, the function returns False. A later call adds the same observations.
 
     Raises:
         StoreReadError, StoreWriteError: the store could not be used. It is safe to call the function again.
@@ -88,10 +87,7 @@ def add_to_memory(store: Store, seen: SeenPools) -> bool:
 
 
 def _drop(store: Store, numbers: Iterable[int]) -> None:
-    """Delete older objects of the memory.
-
-    Older objects do no harm. If a role may not delete them, only the listing becomes longer.
-    """
+    """Delete older objects of the memory. If they cannot be deleted, only the listing becomes longer."""
     try:
         store.delete([keys.memory_key(number) for number in numbers])
     except StoreWriteError as error:
@@ -99,9 +95,9 @@ def _drop(store: Store, numbers: Iterable[int]) -> None:
 
 
 def merged(before: SeenPools, added: SeenPools) -> SeenPools:
-    """Return both sets of observations without repetition.
+    """Return both sets of observations, without repetition.
 
-    Of two observations of the same interval, start or attempt, the longer observation counts. The function is pure.
+    Of two observations of the same interval, start or attempt, the longer observation is kept. The function is pure.
     """
     intervals = _newest_of(
         [*before.intervals, *added.intervals],
@@ -140,7 +136,7 @@ def merged(before: SeenPools, added: SeenPools) -> SeenPools:
 def _newest_of(
     seen: Iterable[_Seen], *, key: Callable[[_Seen], Hashable], most: int, at: Callable[[_Seen], datetime]
 ) -> list[_Seen]:
-    """Return the newest observations of each pool, the oldest of them first."""
+    """Return the newest observations of each pool, in the order of their times."""
     found: dict[Hashable, _Seen] = {}
     for each in seen:
         known = found.get(key(each))
@@ -153,7 +149,7 @@ def _newest_of(
 
 
 def _numbers(store: Store) -> list[int]:
-    """Return the numbers of all objects, from the oldest."""
+    """Return the numbers of all objects in ascending order."""
     names = (item.key.removeprefix(keys.MEMORY_PREFIX) for item in store.list_objects(keys.MEMORY_PREFIX))
     return sorted(int(found[1]) for name in names if (found := _NUMBER.fullmatch(name)))
 

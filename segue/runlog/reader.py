@@ -1,6 +1,6 @@
 """Reads a log: first the packs, then a listing, then the records slot by slot.
 
-Damaged or missing records are read again in other ways.
+The reader tries other ways to read damaged or missing records.
 """
 
 from __future__ import annotations
@@ -32,16 +32,14 @@ log = logging.getLogger(__name__)
 
 _MOST_RECORD_BYTES = 64 * 2**20
 _WIDEST_GAP_SLOTS = 1_000
-"""Longest gap of missing records, in slots, after which the reader still reads further records.
+"""Longest gap of missing records, in slots, after which the reader reads further records.
 
-A key far beyond the gap does not belong to the log and must not cause many reads.
+A key far beyond such a gap does not belong to the log and must not cause many reads.
 """
 _FIRST = (0, 1)
-"""A log counts as deleted if both of these slots are missing. A single lost object therefore does not end a run."""
+"""The two slots whose absence means that the log was deleted. A single lost object therefore does not end a run."""
 _PAUSES_SECONDS = (0.0, 0.02, 0.1, 0.3)
-"""Pauses in seconds before each further read of an unreadable record.
-
-If all reads fail, the record counts as damaged.
+"""Pauses in seconds before each further read of an unreadable record. After all reads, the record counts as damaged.
 """
 
 
@@ -57,7 +55,7 @@ class LogReader:
 
         Raises:
             StoreReadError: the store could not be read.
-            LogReplacedError: records that were read before are no longer in the store.
+            LogReplacedError: records that this reader has read are no longer in the store.
             LogCutError: a part of the log was deleted.
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: a record
                 was not signed for its slot with the key of the log.
@@ -77,7 +75,7 @@ class LogReader:
         """Read the records that were appended since the last read.
 
         Raises:
-            The same errors as for `read_all`.
+            All errors that `read_all` raises.
         """
         while self._read_next():
             pass
@@ -85,8 +83,8 @@ class LogReader:
     def require_same_log(self) -> None:
         """Check that the log was not deleted or replaced since it was read.
 
-        The store must still have the first record and the newest record that this reader has read. If both of these
-        records are damaged now, other records are compared.
+        The store must still have the first and the newest record that this reader has read. If both records are
+        damaged, other records are compared.
 
         Raises:
             LogReplacedError: in repeated reads, a compared record was missing or was replaced by another record.
@@ -102,9 +100,8 @@ class LogReader:
             raise StoreReadError(url=self.store.url, key=keys.log_prefix(self._run_id), why="all records are damaged")
 
     def _is_in_place(self, slot: Slot) -> bool:
-        """Whether the store still has the record that was read from this slot.
-
-        The result is False if the record is damaged now.
+        """Whether the store still has the record that was read from this slot. The result is False for a damaged
+        record.
         """
         key, found = keys.log_key(self._run_id, slot.number), None
         for store in self._ways():
@@ -122,7 +119,7 @@ class LogReader:
         """Read these slots again in other ways, until the slots are readable or all ways have failed.
 
         Raises:
-            The same errors as for `read_all`.
+            All errors that `read_all` raises.
         """
         doubtful = [number for number in numbers if number not in self._slots]
         for store in list(self._ways())[1:] if doubtful else ():
@@ -136,7 +133,7 @@ class LogReader:
         self._surely_damaged.update(doubtful)
 
     def _ways(self) -> Iterator[Store]:
-        """Yield the store, then the same store read in other ways. There is a pause before each further way."""
+        """Yield the store, and then the same store for other ways of reading, with a pause before each further way."""
         pauses = (0.0, *_PAUSES_SECONDS)
         for pause, store in zip(pauses, ways_to(self.store, reads=len(pauses)), strict=True):
             if pause:
@@ -232,7 +229,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Damage:
-    """A slot that cannot be read, with the reason. Later slots are still valid."""
+    """An unreadable slot, with the reason. Later slots are still valid."""
 
     slot: int
     key: str
@@ -243,8 +240,8 @@ class Slots:
     """The readable and damaged slots of one run's log.
 
     Slots may be added in any order. Only one thread at a time may use this object. If a log was deleted, an old writer
-    may write a record into a new log of the same name. A foreign record occupies a slot, but counts neither as readable
-    nor as damaged.
+    may write a record into a new log of the same name. Such a foreign record occupies a slot, but is neither readable
+    nor damaged.
     """
 
     def __init__(self, run_id: str, chain: SignatureChain) -> None:
@@ -260,16 +257,10 @@ class Slots:
         self.end = 0
         """The slot after the last known slot."""
         self.log_id = ""
-        """The entry id of the first record, taken from the first record or from a later record.
-
-        The text is empty if no record was read.
-        """
+        """The id of the log, from any record that was read. The text is empty if no record was read."""
 
     def __contains__(self, number: int) -> bool:
-        """Whether this slot need not be read again.
-
-        This is so if the slot is readable, or contains a record of another log.
-        """
+        """Whether this slot need not be read again, because it is readable or contains a record of another log."""
         return number in self._readable or number in self._foreign
 
     def __len__(self) -> int:
@@ -302,8 +293,7 @@ class Slots:
 
         Raises:
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: the bytes
-                are not damaged, but were not signed with the key of the log for this slot. If one of these errors is
-                raised, nothing was added.
+                are not damaged, but were not signed with the key of the log for this slot. Nothing was added.
         """
         key = keys.log_key(self._run_id, number)
         try:

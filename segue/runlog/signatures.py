@@ -1,8 +1,8 @@
 """Signs and verifies records. Each signature covers the run, the log, the slot, and the hash of the previous record.
 
 Without the key, nobody can therefore change a record, copy a record to another slot, or insert a record. The log alone
-does not show whether records are missing at its end. Only a process that has read the log before, or knows the length
-of the log, detects this.
+does not show whether records are missing at its end. Only a process that has read these records, or knows the length of
+the log, detects this.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_SIGNATURE_BYTES = 2_000
 
 
 class RecordSignature(Value):
-    """The signature of a signed record. It is stored after the entry."""
+    """The signature of a signed record, which is stored after the entry."""
 
     run_id: str
     log_id: str = Field(description="Id of the log: the entry id of its first record.")
@@ -41,21 +41,21 @@ class RecordSignature(Value):
 
 
 class SignatureChain:
-    """Signs and verifies the records of one log. If there is no signer, the log is unsigned and must stay unsigned."""
+    """Signs and verifies the records of one log. Without a signer, the log is unsigned and must stay unsigned."""
 
     def __init__(self, run_id: str, signer: Signer | None) -> None:
         self._run_id, self._signer = run_id, signer
         self._log_id = ""
         self._hashes: dict[int, str] = {}
         self._followed: dict[int, tuple[int, str]] = {}
-        """For each slot, the later slot whose record names it as previous slot, and the hash in this later record."""
+        """For each slot: the later slot whose record names it as previous slot, and the hash in the later record."""
 
     @property
     def is_signed(self) -> bool:
         return self._signer is not None
 
     def signed(self, body: bytes, *, slot: int, entry_id: str) -> bytes:
-        """Return the body of a new record in this slot, with its signature."""
+        """Return the body of a new record in this slot, followed by its signature."""
         if self._signer is None:
             return body
         before = max(self._hashes, default=None)
@@ -71,11 +71,11 @@ class SignatureChain:
         return body + _MARK + signature.model_dump_json().encode()
 
     def verified(self, body: bytes, *, slot: int) -> bytes:
-        """Verify that a body was signed with the key for this slot of this log. Return the entry in the body.
+        """Check that a body was signed with the key for this slot of this log. Return the entry in the body.
 
         Raises:
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError: the verification failed.
-            SigningKeyNeededError: the record is signed, but there is no key.
+            SigningKeyNeededError: the record is signed, but this reader has no key.
         """
         entry, found = _split(body)
         if self._signer is None:
@@ -112,10 +112,7 @@ class SignatureChain:
 
 
 def _split(body: bytes) -> tuple[bytes, RecordSignature | None]:
-    """Return the entry in the body of a record, and the signature.
-
-    The signature is None if the record has no signature.
-    """
+    """Return the entry in the body of a record, and its signature. The signature is None for an unsigned record."""
     at = body.rfind(_MARK, max(len(body) - _MOST_SIGNATURE_BYTES, 0))
     if at < 0:
         return body, None

@@ -1,6 +1,4 @@
-"""The table `budget` of a run spec: the highest cost and the longest time of a run, and the highest cost of all runs of
-its store in a month.
-"""
+"""Defines the table `budget` of a run spec: limits for the cost and time of a run, and for a store's monthly cost."""
 
 from __future__ import annotations
 
@@ -29,13 +27,13 @@ class BudgetSpec(FiniteValue):
         gt=0,
         # Left out if it is not set: older versions refuse a record with a field that they do not know.
         exclude_if=lambda hours: hours is None,
-        description="Longest time of the run in hours, from its first decision, including all waits and restarts; then "
-        "the run commits and ends, whatever on_exceeded is; None: no limit.",
+        description="Longest time of the run in hours from its first decision, with all waits and restarts. After this "
+        "time, the run commits and ends, with any on_exceeded. None: no limit.",
     )
     on_exceeded: OnExceeded = Field(
         "stop",
         description="Action if the budget is too small. stop: end the run at a checkpoint before its cost reaches "
-        "the budget; refuse: the same, and do not start a run whose expected cost is higher; warn: only report it.",
+        "the budget; refuse: also do not start a run whose expected cost is above the budget; warn: only report it.",
     )
     time_zone: str = Field("UTC", description="Time zone of the calendar months, e.g. Europe/Berlin.")
 
@@ -79,4 +77,4 @@ def _from_a_number(given: Any) -> Any:
 
 
 Budget = Annotated[BudgetSpec, BeforeValidator(_from_a_number, json_schema_input_type=float | BudgetSpec)]
-"""A budget table, or a number. A number is the highest cost of the run."""
+"""A budget table, or a number, which is the highest cost of the run."""

@@ -1,4 +1,4 @@
-"""Describes the files that a run trains on, with hashes that prove that every segment reads the same files."""
+"""Describes the files on which a run trains. Hashes prove that every segment reads the same files."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Reading(FiniteValue):
     delimiter: str | None = Field(
         None,
         pattern=_CHARACTER,
-        description="Character between cells; None: one of , ; | and tab, found from the header.",
+        description="Character between cells; None: one of , ; | and tab, detected in the header.",
     )
     quote: str = Field(
-        '"', pattern=_CHARACTER, description="Quote character around a cell; inside the cell it is doubled."
+        '"', pattern=_CHARACTER, description="Quote character around a cell; it is doubled inside the cell."
     )
     escape: str | None = Field(
         None,
@@ -50,8 +50,8 @@ class Reading(FiniteValue):
     )
     nulls: tuple[str, ...] | None = Field(
         None,
-        description="Texts of a cell that mean a missing value, in every column, such as '' and '-'; None: the empty "
-        "text, and in columns that are not text also NA, NaN, null and similar texts.",
+        description="Texts that mean a missing value in every column, such as '' and '-'. None: the empty text; in "
+        "columns that are not text, also NA, NaN, null and similar texts.",
     )
     types: dict[str, ColumnType] = Field(
         default_factory=dict,
@@ -108,11 +108,11 @@ class DataSpec(DataAccess):
 
     @property
     def passed_reading(self) -> dict[str, Any]:
-        """The reading rules and column types for `segue.data_frame`. The dict is empty if the spec sets none."""
+        """The reading rules and column types for `segue.data_frame`. The dict is empty if the spec has none."""
         known = {"rules": self.reading.model_dump(mode="json", exclude_defaults=True), "columns": self.columns}
         return {name: value for name, value in known.items() if value}
 
     @property
     def taken(self) -> frozenset[str]:
-        """The config keys under which the files and the reading rules are passed."""
+        """The config keys under which the program or recipe gets the files and the reading rules."""
         return frozenset({"data"} | ({"reading"} if self.passed_reading else set()))

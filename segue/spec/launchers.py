@@ -1,7 +1,4 @@
-"""Defines the tables `slurm` and `ray` of a run spec.
-
-With these tables, trainers run on other machines than the segment.
-"""
+"""Defines the tables `slurm` and `ray` of a run spec, for trainers on other machines than the segment."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ _SET_BY_SEGUE = {
     "help": "it does not submit a job",
     "usage": "it does not submit a job",
 }
-"""The options of sbatch that the run spec may not contain, with the reason or the replacement of each option."""
+"""Options of sbatch that the run spec may not contain. Each option has a reason or a replacement."""
 
 
 class SlurmSpec(FiniteValue):
@@ -105,13 +102,13 @@ class RaySpec(FiniteValue):
         ge=1,
         le=1024,
         description="Number of ranks in one bundle of the placement group, all on one node; `ranks` must be a "
-        "multiple.",
+        "multiple of this number.",
     )
     cpus_per_rank: int = Field(1, ge=1, description="Number of CPUs for each rank.")
     gpus_per_rank: int = Field(0, ge=0, description="Number of GPUs for each rank.")
 
     def why_unfit(self, ranks: int | None) -> str | None:
-        """Return the reason why this number of ranks cannot be placed. Return None if the ranks can be placed."""
+        """Return why this number of ranks cannot be placed. Return None if the ranks can be placed."""
         if ranks is None:
             return "ranks must be a number, because the nodes of a Ray cluster may have different accelerators"
         least, each = self.min_ranks or ranks, self.ranks_per_bundle
@@ -134,10 +131,7 @@ def range_of_ranks(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _why_refused(option: str) -> str | None:
-    """Return the reason why the run spec may not contain this option of sbatch.
-
-    Return None if the run spec may contain it.
-    """
+    """Return why the run spec may not contain this option of sbatch. Return None if the run spec may contain it."""
     found = _OPTION.fullmatch(option)
     if found is None:
         return f"{option!r} is not a long option of sbatch; write each option as one string, --name or --name=value"

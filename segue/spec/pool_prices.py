@@ -1,4 +1,4 @@
-"""Defines pools: the Prefect deployments that run segments, and their prices per hour."""
+"""Defines pools: the Prefect deployments that run segments, and the prices of these pools per hour."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from segue.units import DEFAULT_CURRENCY
 _NAME = r"^[^/]+/[^/]+$"
 _MARKET = r"^[a-z0-9-]+\.[a-z0-9-]+ [a-z]{2}(-[a-z]+)+-\d[a-z0-9-]*[a-z]$"
 _MOST_RATIO = 1e6
-"""Largest ratio of two prices. Larger ratios lead to the same choice, and a plan needs a finite ratio."""
+"""Largest ratio of two prices. Larger ratios give the same choice, but a plan needs a finite ratio."""
 _SPOT_PRICE, _ON_DEMAND_PRICE = 1.0, 3.0
 _SOURCE = re.compile(r"(file|cmd):\s*(\S.*)|aws(?::\s*(\S.*))?", re.DOTALL)
 AWS_CURRENCY = "USD"
 
 
 class PriceSource(NamedTuple):
-    """The source from which current prices are read."""
+    """The source of current prices."""
 
     kind: Literal["file", "cmd", "aws"]
     argument: str
@@ -37,7 +37,7 @@ def _transfer_price(pool: str) -> Any:
         ge=0,
         exclude_if=lambda price: not price,
         description=f"Price per GB (10^9 bytes) of data between the machines of {pool} and the store, in either "
-        "direction, in `currency`, e.g. if they are in different regions.",
+        "direction, in `currency`, e.g. if the machines and the store are in different regions.",
     )
 
 
@@ -82,8 +82,7 @@ class PoolSpec(FiniteValue):
 
     spot: SpotPools = Field(
         (SpotPool(deployment="segment/spot"),),
-        description="Deployment for spot capacity; or a list of deployments with prices, and the run chooses one "
-        "of them.",
+        description="Deployment for spot capacity, or a list of deployments with prices, from which the run chooses.",
     )
     on_demand: str = Field("segment/on-demand", pattern=_NAME, description="Deployment for on-demand capacity.")
     spot_price: float = Field(_SPOT_PRICE, gt=0, description="Spot price per hour, in `currency`.")
@@ -144,14 +143,14 @@ class PoolSpec(FiniteValue):
 
     @property
     def has_own_prices(self) -> bool:
-        """Whether the user gave any prices. If not, all prices are made-up defaults."""
+        """Whether the user gave any prices. If the value is false, all prices are defaults that segue made up."""
         listed = any(pool.price is not None for pool in self.spot)
         is_default = (self.spot_price, self.on_demand_price) == (_SPOT_PRICE, _ON_DEMAND_PRICE)
         return listed or self.prices is not None or not is_default
 
     @property
     def deployments(self) -> tuple[str, ...]:
-        """All deployments that run segments. The on-demand deployment is the last."""
+        """All deployments that run segments, with the on-demand deployment as the last."""
         return (*(pool.deployment for pool in self.spot), self.on_demand)
 
     @property
@@ -180,9 +179,7 @@ class PoolSpec(FiniteValue):
         return self.ratio_to(min(self.spot_pool_price(pool) for pool in self.spot))
 
     def ratio_to(self, spot_price: float) -> float:
-        """Return the price of on-demand divided by a spot price, limited to the largest ratio that matters to a
-        decision.
-        """
+        """Return the price of on-demand divided by a spot price, at most the largest ratio that affects a decision."""
         return min(self.on_demand_price / spot_price, _MOST_RATIO)
 
     def spot_pool_price(self, pool: SpotPool) -> float:
@@ -193,9 +190,8 @@ class PoolSpec(FiniteValue):
         return min(self.spot, key=self.spot_pool_price).deployment if capacity is Capacity.SPOT else self.on_demand
 
     def price(self, capacity: Capacity, deployment: str) -> float:
-        """Return the price per hour of a deployment.
-
-        For a spot deployment that is no longer listed, return `spot_price`.
+        """Return the price per hour of a deployment. For a spot deployment that is not in the list, return
+        `spot_price`.
         """
         if capacity is not Capacity.SPOT:
             return self.on_demand_price
@@ -204,7 +200,7 @@ class PoolSpec(FiniteValue):
 
 
 def _why_no_market(shared: str | None, pools: tuple[SpotPool, ...], currency: str) -> str | None:
-    """Return the reason why AWS cannot give the prices of these pools. Return None if AWS can give them."""
+    """Return why AWS cannot give the prices of these pools. Return None if AWS can give them."""
     if shared is not None and re.fullmatch(_MARKET, shared) is None:
         return f"{shared!r} must be an instance type and a zone, as in 'aws: g5.xlarge us-east-1a'"
     without = [pool.deployment for pool in pools if pool.market is None] if shared is None else []

@@ -207,18 +207,14 @@ class RunSpec(FiniteValue, Record):
 
     @property
     def trains_elsewhere(self) -> bool:
-        """Whether the trainers run on other machines than the segments.
-
-        If they do, a segment cannot keep a trainer's machine.
+        """Whether the trainers run on other machines than the segments. A segment then cannot keep a trainer's
+        machine.
         """
         return self.slurm is not None or self.ray is not None
 
     @property
     def ranks_of_a_node(self) -> int | None:
-        """Number of ranks on one machine.
-
-        All ranks are on one machine, unless a cluster divides the ranks among its nodes.
-        """
+        """Number of ranks on one machine: all ranks, or the ranks of one node of a cluster."""
         if self.slurm is not None and self.ranks is not None:
             return self.ranks // self.slurm.nodes
         return self.ranks if self.ray is None else self.ray.ranks_per_bundle
@@ -272,7 +268,7 @@ class RunSpec(FiniteValue, Record):
             raise SpecError(source=f"the spec of run {self.run_id!r}", problems=problems)
 
     def identity(self) -> dict[str, str]:
-        """The fields that define the training. If one of these fields changes, this is drift."""
+        """Return the fields that define the training. A change of one of these fields is drift."""
         config = json.dumps(self.config, sort_keys=True, separators=(",", ":"))
         names = {
             "recipe" if self.recipe else "program": self.workload,

@@ -1,4 +1,4 @@
-"""Defines common parts of the tables of a run spec: the old names of settings from version 0.1, and reading TOML."""
+"""Defines common parts of the tables of a run spec: the setting names of version 0.1, and reading TOML."""
 
 from __future__ import annotations
 
@@ -19,14 +19,11 @@ RENAMED = {
     "continuity.fire_drill": "rehearsal",
     "liveness.lease_seconds": "heartbeat_timeout_seconds",
 }
-"""Renamed settings of version 0.1: section.old_name -> new name.
-
-If a file contains an old name, segue logs a warning.
-"""
+"""Renamed settings of version 0.1, as section.old_name -> new name. segue logs a warning for each old name."""
 
 
 class Section(FiniteValue):
-    """A table of a run spec that also accepts settings by their old names, as in logs of version 0.1."""
+    """A table of a run spec that also accepts the setting names of version 0.1, for old logs."""
 
     @model_validator(mode="before")
     @classmethod
@@ -47,7 +44,7 @@ def warn_of_old_names(data: object, *, source: str) -> None:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The table in a TOML file.
+    """Return the table in a TOML file.
 
     Raises:
         SpecError: the file cannot be read, or is not TOML.

@@ -1,4 +1,4 @@
-"""The table `trackers` of a run spec: experiment trackers by name, each with its options."""
+"""Defines the table `trackers` of a run spec: experiment trackers by name, with the options of each tracker."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ TRACKERS = {
     "mlflow": "segue.integrations.mlflow:MlflowTracker",
     "tensorboard": "segue.integrations.tensorboard:TensorBoardTracker",
 }
-"""The trackers that segue provides, each with the path of its class."""
+"""The trackers that segue provides, with the paths of their classes."""
 
 _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def why_no_tracker(name: str, options: TrackerOptions) -> str | None:
-    """Return the reason why this name or these options are not valid for a tracker. Return None if they are valid."""
+    """Return why this name or these options are not valid for a tracker. Return None if they are valid."""
     if name not in TRACKERS and not _PATH.fullmatch(name):
         return f"{name!r} is not a tracker; use {', '.join(TRACKERS)}, or your own tracker as package.module:factory"
     for option, value in options.items():

@@ -45,13 +45,12 @@ def load_model(
     version: int | None = None,
     form: Literal["weights", "program"] = "weights",
 ) -> OrderedDict[str, Any] | ExportedProgram:
-    """Return the weights of the version in service, or of another version, as the model's `state_dict()` of CPU
-    tensors.
+    """Return the weights of the version in service, or of another version, as a `state_dict()` of CPU tensors.
 
-    If `form` is "program", the result is the program of torch.export. The version must have been published with a
-    program. The `module()` of the program runs without the user's code. The format of torch.export may contain code.
-    Load a program only from a store that others cannot write. The function checks the SHA-256 of the bytes. Retention
-    never prunes the files of a version, and this call writes nothing.
+    If `form` is "program", the result is the program of torch.export, if the version was published with a program. The
+    `module()` of the program runs without the user's code. The format of torch.export may contain code. Load a program
+    only from a store that no untrusted person can write. The function checks the SHA-256 of the bytes and writes
+    nothing. Retention never prunes the files of a version.
 
     Raises:
         UnknownModelError, UnknownVersionError: there is no such model or version.
@@ -92,7 +91,7 @@ def known_model(store: StoreSpec | str | Path, name: str) -> Models:
 
 
 def model_or_empty(store: StoreSpec | str | Path, name: str) -> Models:
-    """Return the versions and slots of a model. The result is empty if the store has no model with this name yet.
+    """Return the versions and slots of a model. The result is empty if the store has no such model.
 
     Raises:
         StoreUnreachableError: the store cannot be read.
@@ -115,6 +114,6 @@ def require_in_service(models: Models) -> int:
 
 
 def place_of(store: Store, key: str) -> str:
-    """Return the place of a file of the store for other programs, as a path or a URL."""
+    """Return the address of a file of the store for other programs, as a path or a URL."""
     url = store.url.removeprefix("file://").rstrip("/")
     return f"{url}/{key}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WEIGHTS, PROGRAM, CARD = "model.safetensors", "program.pt2", "card.md"
 _OTHERS = "segue"
-"""The entry of the file's metadata with the values of the state dict that are not tensors, as JSON."""
+"""Entry of the file's metadata for the values of the state dict that are not tensors, as JSON."""
 
 
 def put_artifact(store: Store, model: str, name: str, data: bytes, *, folder: str | None = None) -> Artifact:
@@ -38,7 +38,7 @@ def put_artifact(store: Store, model: str, name: str, data: bytes, *, folder: st
 
 
 def require_artifact(store: Store, artifact: Artifact) -> None:
-    """Check that a file of a candidate exists with the size that was recorded. Each reader verifies the content.
+    """Check that a file of a candidate exists with its recorded size. Each reader verifies the content.
 
     Raises:
         DamagedVersionError: the file is missing, or has another size.
@@ -72,7 +72,7 @@ def get_artifact(store: Store, artifact: Artifact) -> bytes:
 
 
 def weights_bytes(state: Mapping[str, Any], *, component: str) -> bytes:
-    """Return a state dict as the bytes of a safetensors file. Other programs can read this file too.
+    """Return a state dict as the bytes of a safetensors file, which other programs can also read.
 
     Raises:
         PublishError: the component is not a state dict with tensors, or contains a value that is not data.
@@ -100,7 +100,7 @@ def weights_bytes(state: Mapping[str, Any], *, component: str) -> bytes:
 
 
 def state_of(data: bytes) -> OrderedDict[str, Any]:
-    """Return the state dict in bytes from `weights_bytes`. No code in the bytes is run."""
+    """Return the state dict in bytes from `weights_bytes`. The function runs no code from the bytes."""
     import safetensors.torch
 
     from segue.checkpoints.format.state_tree import decode_tree
@@ -137,7 +137,7 @@ def program_bytes(model: torch.nn.Module, example: tuple[Any, ...]) -> bytes:
 def program_of(data: bytes) -> ExportedProgram:
     """Return the program in bytes from `program_bytes`.
 
-    The format of torch.export may contain code. The caller must therefore have verified that the bytes are the
+    The format of torch.export may contain code. Call this function only with bytes that were verified to be the
     published bytes.
     """
     import torch
