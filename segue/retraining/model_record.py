@@ -183,6 +183,7 @@ class Decision(Record):
     The record promotes or rejects the candidate, and ends the candidate's slot.
     The record promotes or rejects the candidate, and ends the candidate's slot.
     """
+
     kind: Literal["decision"] = "decision"
     version: int = Field(ge=1)
     answer: Answer = Field(description="`expired`: no person has answered in time.")

@@ -182,8 +182,7 @@ def memory_key(number: int) -> str:
 
 
 def parent_key(run_id: str) -> str:
-    """Return the key of the record of a run's parent. The record exists while the run is open, to list all open runs.
-    """
+    """Return the key of the record of a run's parent. The record exists while the run is open."""
     return f"{PARENTS_PREFIX}{run_id}.json"
 
 

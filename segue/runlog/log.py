@@ -1,4 +1,4 @@
-"""The log of a run. Each record has a slot of its own, is written by put-if-absent, and is never rewritten."""
+"""The log of a run. Each record has its own slot, is written with put-if-absent, and is never rewritten."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ __all__ = ["Damage", "RunLog", "Slot", "Stamp"]
 
 
 class Stamp(Protocol):
-    """Returns the fields that every entry of the log has."""
+    """A function that returns the fields that every entry of the log has."""
 
     def __call__(self, *, epoch: int) -> dict[str, object]: ...
 
 
 class RunLog:
-    """One run's log in a store. A log may be used from several threads at the same time.
+    """One run's log in a store. Several threads may use a log at the same time.
 
-    A writer appends at the slot after the last slot that it has read. If the slot is already taken, the writer reads
-    the new records and tries again. The writer of each record has therefore read all earlier records, and the log needs
-    neither locks nor clocks.
+    A writer appends at the slot after the last slot that it has read. If the slot is taken, the writer reads the new
+    records and tries again. The writer of each record has therefore read all earlier records, and the log needs neither
+    locks nor clocks.
 
     A log is identified by the id of its first record, and every later record contains this id. Before each append, a
-    writer checks that the newest record that the writer has read is still in the store. If the log was deleted, an old
-    writer therefore writes nothing to a new log of the same name.
+    writer checks that the newest record that it has read is still in the store. If the log was deleted, an old writer
+    therefore writes nothing to a new log of the same name.
 
     If the log has a signer, every record is signed and verified. If a record is not signed for its slot, reading raises
-    an error, and no record of the same read is used.
+    an error, and no record from this read is used.
     """
 
     def __init__(self, store: Store, run_id: str, *, clock: Clock | None = None, signer: Signer | None = None) -> None:
@@ -63,7 +63,7 @@ class RunLog:
         self._reader = LogReader(store, run_id, self._slots, self._packs, clock=self._clock)
         self._is_listed = False
         self._unsure: dict[bytes, Entry] = {}
-        """Records that were sent to the store and not acknowledged, by their content."""
+        """Records that were sent to the store without an acknowledgement, by their content."""
 
     @property
     def store(self) -> Store:
@@ -76,11 +76,11 @@ class RunLog:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """All readable records that were read so far, in order."""
+        """All readable records that this object has read, in order."""
         return self.slots_from(0)
 
     def slots_from(self, index: int) -> tuple[Slot, ...]:
-        """The readable records from this index to the end."""
+        """Return the readable records from this index to the end."""
         with self.lock:
             return self._slots.read(index)
 
@@ -91,7 +91,7 @@ class RunLog:
 
     @property
     def repairs(self) -> int:
-        """Number of records that were damaged and then restored, and that were therefore read after later records."""
+        """Number of records that were damaged and then restored. These records were read after later records."""
         return self._slots.repairs
 
     @property
@@ -109,8 +109,8 @@ class RunLog:
     def log_id(self) -> str:
         """The unique id of this log, which is the entry id of the log's first record.
 
-        The value is empty if the log has no record. Another log of the same name has another id. Such a log may be in
-        another store, or may have been made after a deletion.
+        The value is empty if the log has no record. A log of the same name in another store has another id. A log that
+        was made after a deletion also has another id.
         """
         first = self._slots.first()
         return self._slots.log_id or (first.entry.entry_id if first is not None else "")
@@ -128,12 +128,12 @@ class RunLog:
     def reload(self) -> RunLog:
         """Read the whole log: first the packs of the log, then the later records that a listing shows.
 
-        The method returns this log. The listing also shows which slots of the log are missing. Slots that were read
-        before are read again only if they are damaged.
+        The method returns this log. The listing also shows which slots of the log are missing. The method reads earlier
+        slots again only if they are damaged.
 
         Raises:
             StoreReadError: the store could not be read.
-            LogReplacedError: records that were read before are no longer in the store.
+            LogReplacedError: records that this object has read are no longer in the store.
             LogCutError: a part of the log was deleted.
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: a record
                 was not signed for its slot with the key of the log.
@@ -144,9 +144,9 @@ class RunLog:
             return self
 
     def refresh(self) -> RunLog:
-        """Read the records that were written since the last read.
+        """Read the records that were written since the last read, and return this log.
 
-        At the first call, read the whole log. The method returns this log.
+        The first call reads the whole log.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -158,12 +158,11 @@ class RunLog:
             return self
 
     def require_claim(self, epoch: int) -> None:
-        """Read the new records, and raise an error if the log has a claim newer than this epoch, or may have such a
-        claim.
+        """Read the new records. Raise an error if the log has, or may have, a newer claim than this epoch.
 
         Raises:
             SupersededError: the log has a newer claim.
-            UnreadRecordError: a record after the claim cannot be read, and this record may be a newer claim.
+            UnreadRecordError: a record after the claim cannot be read, and may be a newer claim.
             LogReplacedError: the run was deleted, or deleted and started again.
             StoreReadError: the store could not be read. It is safe to call the method again.
         """
@@ -182,22 +181,20 @@ class RunLog:
     def append(self, build: Callable[[Stamp], Entry], *, epoch: int = 0, at: int | None = None) -> Slot:
         """Append one record to the log.
 
-        The record from `build` may depend on the log. If another writer took the slot, the new records are read and
-        `build` is called again. `epoch` is the claim of the writer. If the log has a newer claim, this call fails. If
+        The record from `build` may depend on the log. If another writer took the slot, the method reads the new records
+        and calls `build` again. `epoch` is the claim of the writer. If the log has a newer claim, the call fails. If
         `at` is given, the record is appended only at this slot.
 
-        If the answer of the store was lost and the caller appends the same record again, the record is not written
-        twice.
+        If an answer of the store was lost and the caller appends the same record again, the record is written only
+        once.
 
         After a crash, the log contains either the complete record or no part of the record.
 
         Raises:
-            SupersededError, UnreadRecordError: the log has, or may have, a claim newer than `epoch`, as for
-                `require_claim`.
+            SupersededError, UnreadRecordError: the log has, or may have, a newer claim than `epoch`.
             LogReplacedError: the run was deleted, or deleted and started again.
-            LogMovedError: `at` was given, but this slot is taken.
-            StoreWriteError, StoreReadError: it is not known whether the record was written. It is safe to call the
-                method again.
+            LogMovedError: `at` was given, and this slot is taken.
+            StoreWriteError, StoreReadError: the record may or may not be written. It is safe to call the method again.
         """
         with self.lock:
             slot = self._append(build, epoch=epoch, at=at)
@@ -236,10 +233,7 @@ class RunLog:
         return next((slot for slot in self.slots if slot.entry.entry_id == entry_id), None)
 
     def _write(self, number: int, data: bytes) -> Slot | None:
-        """Write `data` to the slot.
-
-        Return the record that the slot then contains, or None if the record cannot be read.
-        """
+        """Write `data` to the slot. Return the record that is then in the slot, or None if it cannot be read."""
         key = keys.log_key(self.run_id, number)
         try:
             # If the answer of a put was lost, the retry of the client is refused because of the first try.
@@ -272,15 +266,12 @@ class RunLog:
 
     @property
     def _pack_id(self) -> str:
-        """Return the log id in the keys of this log's packs.
-
-        The result is empty if the first record is not readable.
-        """
+        """The log id in the keys of this log's packs. The value is empty if the first record is not readable."""
         first = self._slots.get(0)
         return first.entry.entry_id if first is not None else ""
 
 
 def _content(entry: Entry) -> bytes:
-    """Return the content of an entry without the fields that are different in each entry."""
+    """Return the content of an entry without the fields that differ in each entry."""
     none = {"entry_id": "", "log_id": "", "written_at": datetime.min.replace(tzinfo=UTC)}
     return encode(entry.model_copy(update=none))

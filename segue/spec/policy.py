@@ -1,4 +1,4 @@
-"""The table `policy` of a run spec."""
+"""Defines the table `policy` of a run spec."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from segue.records import FiniteValue
 class PolicySpec(FiniteValue):
     """The rule that chooses between spot and on-demand, its parameters, and the limits for failed attempts.
 
-    A field that is marked as prior is used until the run has measured the value itself.
+    The run uses a field that is marked as prior until the run has measured the value itself.
     """
 
     name: str = Field(
@@ -40,7 +40,7 @@ class PolicySpec(FiniteValue):
     handover: bool = Field(
         True,
         description="Whether the run may move from on-demand back to spot, and from a spot pool to a cheaper one. The "
-        "attempt trains until the new spot machine has booted; false: after a move to on-demand, the run stays there.",
+        "old attempt trains until the new spot machine has booted. false: a move to on-demand is final.",
     )
     changeover_seconds: float = Field(
         120.0, ge=0, description="Prior: seconds from the end of one segment to the first new step of the next."
@@ -48,8 +48,8 @@ class PolicySpec(FiniteValue):
     detection_seconds: float | None = Field(
         None,
         ge=0,
-        description="Longest time in seconds until the parent detects that an attempt died without a report; None: the "
-        "heartbeat timeout plus one heartbeat interval, or for a remote store plus the time between two reads.",
+        description="Longest time in seconds until the parent detects that an attempt died without a report. None: the "
+        "heartbeat timeout plus one heartbeat interval; for a remote store, plus the time between two reads.",
     )
     step_seconds: float | None = Field(
         None, gt=0, description="Prior: seconds per step; None: a short probe on spot measures the step time first."

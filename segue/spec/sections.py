@@ -24,7 +24,7 @@ _PYTHON = re.compile(r"python[0-9.]*")
 
 
 class StoreSpec(FiniteValue):
-    """The store of a run. The table never contains credentials. Credentials come from the environment."""
+    """The store of a run. The table never contains credentials, because credentials come from the environment."""
 
     url: str = Field(
         ".segue/store",
@@ -79,7 +79,7 @@ class StoreSpec(FiniteValue):
 
 
 class CheckpointSpec(Section):
-    """How often to commit, and which checkpoints to keep."""
+    """The settings for how often to commit, and for which checkpoints to keep."""
 
     every_steps: int | None = Field(None, gt=0, description="Save interval in steps; None: no interval in steps.")
     every_seconds: float | None = Field(
@@ -114,14 +114,13 @@ class CheckpointSpec(Section):
     full_every: int = Field(
         1,
         ge=1,
-        description="Every how many saves a full checkpoint is stored; other saves store only changed tensors. 1: "
-        "all full.",
+        description="Number of saves from one full checkpoint to the next. Saves between them store only changed "
+        "tensors. 1: every save is full.",
     )
     fast_folder: str | None = Field(
         None,
-        description="Folder on a local disk to which every checkpoint is written first. A resume reads it "
-        "first; None: no "
-        "folder.",
+        description="Folder on a local disk to which every checkpoint is written first. A resume reads this folder "
+        "first. None: no folder.",
     )
     max_work_at_risk_seconds: float = Field(
         600.0,
@@ -164,9 +163,7 @@ OnAnomaly = typing.Literal["off", "rollback", "skip"]
 
 
 class AnomalySpec(FiniteValue):
-    """Actions on steps with anomalous numbers. A step with anomalous numbers is never committed, except with the action
-    `off`.
-    """
+    """Actions on steps with anomalous numbers. Only the action `off` permits a commit of such a step."""
 
     non_finite: OnAnomaly = Field(
         "rollback", description="Action on a loss, gradient or parameter norm of nan or inf: off, rollback or skip."
@@ -178,7 +175,7 @@ class AnomalySpec(FiniteValue):
         description="Limit of a loss: number of robust standard deviations above the median of the recent losses.",
     )
     spike_window_steps: int = Field(
-        64, ge=8, le=1024, description="Number of recent steps whose losses a loss is compared with."
+        64, ge=8, le=1024, description="Number of recent steps from which the limit of a loss is computed."
     )
     max_rollbacks: int = Field(
         4, ge=0, description="Number of rollbacks after which the run stops; each skipped batch takes two rollbacks."
@@ -196,7 +193,7 @@ class LivenessSpec(Section):
         30.0, gt=0, description="Heartbeat timeout in seconds: an attempt without a new heartbeat in this time is lost."
     )
     notice_file: str | None = Field(
-        None, description="Path of a file on the machine; if the file appears, this is a notice; None: no file."
+        None, description="Path of a file on the machine. The appearance of the file is a notice. None: no file."
     )
     usr1_seconds: float | None = Field(
         None,
@@ -223,7 +220,7 @@ class LivenessSpec(Section):
     hang_factor: float = Field(
         30.0,
         ge=1,
-        description="Hang timeout as a multiple of the usual step time; the longer of this and hang_seconds applies.",
+        description="Hang timeout as a multiple of the usual step time. The longer of this and hang_seconds applies.",
     )
     slow_start_seconds: float = Field(
         120.0,
@@ -244,7 +241,7 @@ class LivenessSpec(Section):
 
 
 class SegmentSpec(FiniteValue):
-    """Planned ends of segments. Each segment ends at a committed checkpoint, and the resume after it is verified.
+    """Planned ends of segments. Each segment ends at a committed checkpoint, and the next resume is verified.
 
     The next segment runs on the same machine, in a process that booted during the previous segment.
     """

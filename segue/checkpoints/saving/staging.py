@@ -52,8 +52,7 @@ class Late:
 
 
 def guarded(tensors: list[torch.Tensor], accelerator: Accelerator) -> list[Late]:
-    """Return a record of each tensor at the safe point. For the largest tensors, the record contains a few values.
-    """
+    """Return a record of each tensor at the safe point. For the largest tensors, the record contains a few values."""
     shown = [tensor for tensor in tensors if tensor.is_contiguous() and not tensor.is_conj()]
     on_device = [accelerator.has(tensor) for tensor in shown]
     largest: set[int] = set()
@@ -266,8 +265,7 @@ def _encoded(name: str, tree: Any, live: dict[str, torch.Tensor]) -> Json:
 
 
 def _whole(staged: Staged, copies: Sequence[Copy]) -> Staged:
-    """Mark the staged state as unaffected by later changes of the tensors. It is complete after these copies.
-    """
+    """Mark the staged state as unaffected by later changes of the tensors. It is complete after these copies."""
     staged._device_copies = copies
     staged._copied.set()
     staged._passed.set()

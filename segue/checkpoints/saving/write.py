@@ -165,14 +165,12 @@ class Bases:
             del self._kept[oldest]
 
     def get(self, step: int | None) -> Base | None:
-        """Return the base of this step. Return None if `step` is None or unknown; the save is then a full save.
-        """
+        """Return the base of this step. Return None if `step` is None or unknown; the save is then a full save."""
         return None if step is None else self._kept.get(step)
 
 
 def unchanged_since(base: Base, tensors: Mapping[str, TensorDigest], shard_layout: ShardLayout) -> frozenset[str]:
-    """Return the names of the tensors that need not be stored again. Return no names if this would save too few bytes.
-    """
+    """Return the tensors that need not be stored again. Return none if this would save too few bytes."""
     same = frozenset(name for name, digest in tensors.items() if base.tensors.get(name) == digest)
     same_bytes = sum(shard_layout.placed[name].size_bytes for name in same)
     total_bytes = sum(placed.size_bytes for placed in shard_layout.placed.values())
