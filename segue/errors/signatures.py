@@ -100,7 +100,7 @@ class ForgedShardError(CheckpointError):
 
 
 class LostRecordError(SegueError):
-    """A record in the middle of a signed log is missing or damaged. It may have been a quarantine or a stop."""
+    """A record in the middle of a signed log, perhaps a quarantine or a stop, is missing or damaged."""
 
     def __init__(self, *, run_id: str, slot: int, key: str, why: str) -> None:
         self.run_id, self.slot, self.key, self.why = run_id, slot, key, why

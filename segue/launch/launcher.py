@@ -92,7 +92,7 @@ def pid_of(trainer: Trainer) -> int | None:
 
 
 class StandbyTrainer(Trainer, Protocol):
-    """A trainer that boots first and gets its assignment later. It ends when this process ends."""
+    """A trainer that boots first and gets its assignment later. The trainer ends when this process ends."""
 
     def is_booted(self) -> bool:
         """Whether the trainer has booted and can start an assignment immediately."""

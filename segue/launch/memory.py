@@ -47,9 +47,9 @@ class MemoryKills:
         """Return the evidence that the kernel killed a process for lack of memory between these counters and `later`.
 
         Return None if there is no evidence. If the kernel kills a process for lack of memory, the counter of the cgroup
-        of this process rises. If the trainer's group cannot be read, kills elsewhere on the machine count too. They
-        count only if SIGKILL killed the process (`was_killed`). A process that ended in another way must not be linked
-        to the kill of another program.
+        of this process rises. If the trainer's group cannot be read, kills elsewhere on the machine count too. Kills
+        elsewhere count only if SIGKILL killed the process (`was_killed`). A process that ended in another way must not
+        be linked to the kill of another program.
         """
         if _has_grown(self.group, later.group) or _has_grown(self.trainer, later.trainer):
             return "the kernel counted a kill for lack of memory in its control group"

@@ -45,8 +45,8 @@ def _asks_for_nodes(state: PoolState) -> bool:
 def read_nodes(*, limit_seconds: float = _ANSWER_SECONDS) -> Nodes:
     """Read the nodes of the cluster of KUBECONFIG, or of the cluster of this pod. The function raises no exception.
 
-    The function returns within `limit_seconds`, even if a plugin for credentials hangs. In that event, the thread of
-    the request continues to run.
+    The function returns within `limit_seconds`, even if a plugin for credentials hangs. If the limit ends the wait, the
+    thread of the request continues to run.
     """
     found: list[Nodes] = []
     asking = threading.Thread(target=lambda: found.append(_asked()), name="segue-nodes", daemon=True)

@@ -48,9 +48,9 @@ def require_pools(
 ) -> None:
     """Refuse a run that its pools cannot run, before any flow run is started. Log warnings about the pools.
 
-    The run's parent runs on `parent_pool`, in `parent_queue`. If `is_new` is False, the run has already begun, and a
-    pool may be paused or have no worker for some time. Such a run is refused only if a deployment does not exist. If
-    the API does not answer, nothing is checked, and the first submission waits for the API.
+    The run's parent runs on `parent_pool`, in `parent_queue`. If `is_new` is False, the run has already begun, and only
+    a missing deployment is a reason to refuse it. Its pools may be paused or have no worker for some time. If the API
+    does not answer, nothing is checked, and the first submission waits for the API.
 
     Raises:
         OrchestratorError: a pool cannot run the run, or the API refuses access.

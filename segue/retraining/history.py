@@ -144,9 +144,9 @@ class Models:
     def last_windows(self, *, but: datetime | None = None) -> dict[datetime, Window]:
         """Return the data of all open slots and of the newest slot that is done, by slot.
 
-        This data needs no further slot. Data of earlier slots needs a further slot, for example if files are restored
-        to an older content. If `but` is a slot of the past, the result also has the newest slot that was done before
-        `but`.
+        The returned data needs no further slot. Data of earlier slots needs a further slot, for example if files are
+        restored to an older content. If `but` is a slot of the past, the result also has the newest slot that was done
+        before `but`.
         """
         slots = [state for state in self.slots.values() if state.slot != but and (state.is_open or state.is_done)]
         windows = {state.slot: state.start.window for state in slots if state.start and state.start.run}

@@ -38,7 +38,7 @@ class ModelsLog:
     """The versions of one model in a store."""
 
     def __init__(self, store: Store, name: str, *, spec: StoreSpec | None = None, clock: Clock | None = None) -> None:
-        """`spec` is the spec of the store. Its key signs the records, and is needed to read signed records."""
+        """`spec` is the spec of the store. The spec's key signs and verifies the records."""
         self.store, self.name = store, name
         self._log = log_in(store, keys.model_folder(name), spec or StoreSpec(), clock=clock)
 

@@ -21,8 +21,8 @@ def require_publishable(spec: RetrainSpec, *, folder: Path, source: str = "retra
     """Check that the program of the slots tracks the objects that a version of its model needs.
 
     Return remarks about the program, in sentences. If the slots train no program, do nothing. The program runs in
-    `folder`, and the function reads only the user's own files. It reports nothing if these files do not show whether a
-    requirement is met.
+    `folder`, and the function reads only the user's own files. The function reports nothing about a requirement if the
+    files do not show whether it is met.
 
     Raises:
         ProgramError: the program does not exist.

@@ -43,9 +43,9 @@ def decide(spec: EvaluationSpec, comparisons: Sequence[Comparison], *, faults: S
 def asked(candidate: Candidate, spec: RetrainSpec, models: Models, *, now: datetime) -> Candidate:
     """Return the candidate to record after an evaluation.
 
-    With `promotion = "ask"`, a better candidate waits for a person. Without a better candidate, no person is asked. No
-    person is asked if a candidate of a later slot already waits, because a candidate never replaces a version that was
-    trained for a later slot.
+    With `promotion = "ask"`, a better candidate waits for a person. Without a better candidate, no person is asked. If
+    a candidate of a later slot already waits, no person is asked. A candidate never replaces a version that was trained
+    for a later slot.
     """
     if spec.promotion != "ask" or not candidate.is_promoted:
         return candidate

@@ -87,9 +87,9 @@ def missed_slots(
 def newest_begun(slots: Mapping[datetime, SlotState], *, until: datetime) -> datetime | None:
     """Return the newest recorded slot before `until` that has begun.
 
-    If no slot has begun, return the newest recorded slot, or None. A flow run may have died while it ran an earlier
-    missed slot. Its own slot has then ended before it began, and the missed slots between the two slots are not
-    recorded. Therefore a slot that has begun is preferred.
+    If no slot has begun, return the newest recorded slot, or None. A slot may have ended before it began, because its
+    flow run died while it ran an earlier missed slot. The missed slots between the two slots are then not recorded.
+    Therefore a slot that has begun is preferred.
     """
     earlier = [slot for slot in slots if slot < until]
     begun = [slot for slot in earlier if slots[slot].start is not None]

@@ -204,8 +204,7 @@ class History:
         return self._decisions_by_number.get((segment, attempt))
 
     def prices_of(self, segment: int, attempt: int) -> Mapping[str, float]:
-        """Return the prices by deployment at the decision for an attempt. It is empty if the run spec's prices
-        applied.
+        """Return the prices by deployment at the decision for an attempt. Empty means the prices of the run spec.
         """
         return self._prices_by_number.get((segment, attempt), {})
 

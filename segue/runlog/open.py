@@ -105,8 +105,8 @@ def runs_in(
 ) -> Iterator[tuple[RunLog, History]]:
     """Yield the log and the history of every run of an open store except `other_than`, sorted by run id.
 
-    The function writes nothing. It skips two kinds of runs with a warning: runs that need another signing key, and runs
-    that were deleted in part.
+    The function writes nothing. A run that needs another signing key is skipped with a warning. A run that was deleted
+    in part is also skipped with a warning.
 
     Raises:
         StoreReadError: the store could not be read.

@@ -87,7 +87,7 @@ def add_to_memory(store: Store, seen: SeenPools) -> bool:
 
 
 def _drop(store: Store, numbers: Iterable[int]) -> None:
-    """Delete older objects of the memory. If they cannot be deleted, only the listing becomes longer."""
+    """Delete older objects of the memory. A failure only makes the listing longer."""
     try:
         store.delete([keys.memory_key(number) for number in numbers])
     except StoreWriteError as error:

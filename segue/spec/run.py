@@ -1,4 +1,4 @@
-"""Defines RunSpec, the specification of a run. It is read from TOML, Prefect parameters or Python."""
+"""Defines RunSpec, the specification of a run, which is read from TOML, Prefect parameters or Python."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def sharded_types() -> frozenset[type]:
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the slice of this rank if the tensor is sharded. Otherwise return the tensor itself."""
+    """Return the slice of this rank if the tensor is sharded. If it is not sharded, return the tensor itself."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 

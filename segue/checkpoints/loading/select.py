@@ -63,13 +63,13 @@ def newest_valid(
     """Return the newest checkpoint of the run whose bytes all verify. Return None if no checkpoint verifies.
 
     If an earlier attempt completed a save but did not commit it, the function first commits this save. If `at_most` is
-    given, the function commits no save and skips checkpoints that were committed after `at_most`. It reads the stores
-    in `fast` first, and uses a copy there if the copy matches the committed bytes.
+    given, the function commits no save and skips checkpoints that were committed after `at_most`. A copy in the stores
+    of `fast` is used if the copy matches the committed bytes.
 
-    The function writes a quarantine record for every damaged checkpoint before it tries the next checkpoint. It also
-    writes a quarantine record for every slot of the log that cannot be read. All ranks use the newest checkpoint that
-    all ranks could read. If `own` is given, each rank reads only the part of the checkpoint that it needs.
-    `memory_bytes` is the memory limit of this process in bytes. None means no limit.
+    The function writes a quarantine record for every damaged checkpoint before it tries the next checkpoint. Every slot
+    of the log that cannot be read also gets a quarantine record. All ranks use the newest checkpoint that all ranks
+    could read. If `own` is given, each rank reads only the part of the checkpoint that it needs. `memory_bytes` is the
+    memory limit of this process in bytes. None means no limit.
 
     Raises:
         FencedError: a newer claim exists.

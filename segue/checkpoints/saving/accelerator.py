@@ -100,8 +100,8 @@ class Accelerator(Protocol):
     def unlock_pages(self, memory: torch.Tensor) -> None:
         """Unlock the memory that `lock_pages` locked.
 
-        Call this method before the memory is freed. Otherwise a device could still write into the freed pages. The
-        method never raises an error, so a process with a failed device can still end.
+        Call this method before the memory is freed, so that no device writes into the freed pages. The method never
+        raises an error, so a process with a failed device can still end.
         """
         ...
 
@@ -291,8 +291,7 @@ def _pieces(address: int, size_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def _clear_error(device: torch.device) -> None:
-    """Clear the error state after a refused call. Otherwise the next kernel would raise the error of the refused
-    call.
+    """Clear the error state after a refused call, so that the next kernel does not raise the error of this call.
     """
     try:
         torch.zeros(1, device=device)

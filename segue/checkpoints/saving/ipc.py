@@ -74,7 +74,7 @@ def _exactly(channel: socket.socket, count: int) -> bytes:
 class StagingBuffer:
     """Shared memory for one shard file, identified by a file descriptor that can be sent to another process.
 
-    The memory has no name in a file system. It is therefore freed when the last process that uses it ends.
+    The memory has no name in a file system. The memory is therefore freed when the last process that uses it ends.
     """
 
     def __init__(self, *, number: int, size_bytes: int) -> None:

@@ -78,7 +78,7 @@ class Staged:
     partition_hash: str = ""
     """Hash of the assignment of tensors to ranks. All ranks with the same assignment have the same hash."""
     is_torn: bool = False
-    """Whether the state changed during the copy. If this is true, the staged state must not be committed."""
+    """Whether the state changed during the copy, so that the staged state must not be committed."""
     _late: list[Late] = field(default_factory=list)
     _copied: threading.Event = field(default_factory=threading.Event)
     _passed: threading.Event = field(default_factory=threading.Event)
@@ -265,7 +265,9 @@ def _encoded(name: str, tree: Any, live: dict[str, torch.Tensor]) -> Json:
 
 
 def _whole(staged: Staged, copies: Sequence[Copy]) -> Staged:
-    """Mark the staged state as unaffected by later changes of the tensors. It is complete after these copies."""
+    """Mark the staged state as complete after these copies. Later changes of the tensors do not affect the staged
+    state.
+    """
     staged._device_copies = copies
     staged._copied.set()
     staged._passed.set()

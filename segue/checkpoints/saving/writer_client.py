@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _END_SECONDS = 5.0
 _STARTS = 3
-"""Maximum number of starts of the writer process. After this number of deaths, more starts would not help.
+"""Maximum number of starts of the writer process. If the process dies this often, more starts would not help.
 """
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 

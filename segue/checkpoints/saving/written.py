@@ -1,8 +1,8 @@
 """Describes one save: the values that the save starts with, the written bytes, and the prepared commit.
 
-A prepared commit contains all values for a commit record. It is the last object of a save, stored next to the shards.
-An attempt may be killed after its last shard but before the commit record. The next attempt then commits the prepared
-commit. This module imports only a few modules, because the writer process needs it.
+A prepared commit contains all values for a commit record. The prepared commit is the last object of a save, stored next
+to the shards. An attempt may be killed after its last shard but before the commit record. The next attempt then commits
+the prepared commit. This module imports only a few modules, because the writer process needs it.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Orders:
             self._signals.pop(0)  # A waiting or suspended job does not take the signal, and needs none.
 
     def _is_heard(self, command: list[str], job_id: str) -> bool:
-        """Send an order to the controller. Return whether the controller accepted it. If not, the order is repeated
+        """Send an order to the controller. Return whether the controller accepted it. A refused order is repeated
         later.
         """
         answer = ask(command)

@@ -106,7 +106,7 @@ def sbatch_command(
 def exclusion(assignment: Assignment, partition: Partition) -> list[str]:
     """Return the sbatch option with the nodes that the attempt avoids.
 
-    There is no such option if the partition has too few other nodes, or if the run spec itself excludes nodes.
+    The result is empty if the partition has too few other nodes, or if the run spec itself excludes nodes.
     """
     spec, avoided = assignment.spec, assignment.plan.avoided_nodes
     assert spec.slurm is not None

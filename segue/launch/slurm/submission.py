@@ -108,7 +108,9 @@ class Submission:
         return None
 
     def _look(self, at: float, unsure_since: float, *, is_told: bool, is_given_up: bool) -> End | None:
-        """Check whether the controller has accepted the job without an answer. It may also accept the job later."""
+        """Check whether the controller has accepted the job without an answer. The controller may also accept the job
+        later.
+        """
         answer, found = find_jobs(self._name)
         self._again_at = at + _LOOK_SECONDS
         if self._silence.note(answer.is_silence, job=None, why=answer.why):

@@ -184,8 +184,8 @@ def stop_if_cancelled(client: SyncPrefectClient, runlog: RunLog) -> None:
 
 
 def _give_up_slow(client: SyncPrefectClient, runs: list[FlowRun], *, now: datetime, after_seconds: float) -> None:
-    """Give up earlier starts that are still Pending. They hold slots of the pool for which the newest start may
-    wait.
+    """Give up earlier starts that are still Pending. Earlier starts hold slots of the pool for which the newest start
+    may wait.
     """
     for run in runs:
         if run.state is None or not run.state.is_pending():
@@ -198,8 +198,8 @@ def _give_up_slow(client: SyncPrefectClient, runs: list[FlowRun], *, now: dateti
 def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentRecord) -> list[FlowRun]:
     """Return the flow runs of a run's parents, the newest first.
 
-    The result has no flow runs for a run with the same id in another store. It always has the parent in the record
-    `dead`. A parent that was started from the UI or by `retrain` has no tag with the run id.
+    The result has no flow runs for a run with the same id in another store. The result always has the parent in the
+    record `dead`. A parent that was started from the UI or by `retrain` has no tag with the run id.
     """
     found = client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=["train"])),

@@ -105,8 +105,7 @@ def look_at(
     interval_seconds: float | None = None,
     is_asked_for: bool = True,
 ) -> Looked:
-    """Recover the runs of one store. If another check has just handled the store, skip it, unless `is_asked_for` is
-    True.
+    """Recover the runs of one store. If `is_asked_for` is False, skip a store that another check has just handled.
     """
     clock = SystemClock()
     try:

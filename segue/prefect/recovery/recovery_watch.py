@@ -44,7 +44,7 @@ def recovery_resource_id(store: StoreSpec) -> str:
 
 
 class RecoveryWatch:
-    """The watch of one parent. It runs in a separate thread, which does not block the parent."""
+    """The watch of one parent. The watch runs in a separate thread and does not block the parent."""
 
     def __init__(
         self,

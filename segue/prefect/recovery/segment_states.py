@@ -94,8 +94,8 @@ def settle_left(
     """Set the missed states of segments that no parent will check. Return texts about successes and texts about
     failures.
 
-    The function checks a run of the store `spec` only if the run has no parent record, has several unfinished segments,
-    or has a segment that ended because the API did not answer.
+    The function skips some runs of the store `spec`. It skips a run with a parent record and only one segment to check,
+    if an API outage did not end this segment.
     """
     by_run: defaultdict[str, list[FlowRun]] = defaultdict(list)
     for run in _unsettled(client, now=clock.now()):

@@ -45,8 +45,8 @@ class SlotStarter:
         """Texts about slots that have failed, because their flow runs ended too often."""
 
     def start(self, trigger: Trigger) -> str:
-        """Start the flow run of a slot if it does not exist and no pause before the start is left. Return a text about
-        this.
+        """Start the flow run of a slot. Do nothing if the flow run exists or the start is too early. Return a text
+        about it.
         """
         run_id = run_id_of(self._spec, trigger.slot)
         starts = self._starts(run_id)

@@ -99,7 +99,7 @@ class LiveRun:
         self._wake.set()
 
     def finish(self) -> None:
-        """Request a last refresh, and wait a few seconds for it. If it fails, it is retried until the end of the
+        """Request a last refresh, and wait a few seconds for it. A failed refresh is retried until the end of the
         block.
         """
         self._last.set()

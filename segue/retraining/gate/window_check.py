@@ -41,7 +41,7 @@ def check_window(
 ) -> GateResult:
     """Evaluate every expectation of `spec.gate`. `folder` contains retrain.toml, and `before` is the previous slot.
 
-    If `docs` is given, Data Docs are written into this folder. Their first page is `index.html`.
+    If `docs` is given, Data Docs are written into this folder. The first page of Data Docs is `index.html`.
 
     Raises:
         DataUnreadableError: a file is damaged, or a value does not have the type of its column.

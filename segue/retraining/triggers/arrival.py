@@ -170,14 +170,13 @@ def _incomplete(spec: ArrivalSpec, chosen: Chosen, seen: Seen, *, now: datetime,
 
 
 def _is_after(times: Mapping[str, datetime | None], marker: str, files: Sequence[str]) -> bool:
-    """Whether a marker belongs to the delivery of these files, so that it is not older than any of the files."""
+    """Whether a marker is at least as new as all of these files, and therefore belongs to their delivery."""
     written, others = times[marker], [times.get(name) for name in files]
     return written is not None and all(time is not None and time <= written for time in others)
 
 
 def _difference(before: Window | None, chosen: Chosen, listed: Sequence[Listed]) -> str:
-    """Return a text about new or changed files since the previous window, by names and sizes. It is empty without
-    any.
+    """Return a text about new or changed files since the previous window, by names and sizes. The text may be empty.
     """
     sizes = {each.path: each.size_bytes for each in listed}
     if before is None:

@@ -117,10 +117,11 @@ def published_model(function: str, version: Candidate, store: Store) -> Callable
 def scores_of(
     function: str, model: Callable[..., Any], frame: pd.DataFrame, *, place_of: Callable[[int], str] = str
 ) -> Scores:
-    """Return a number for each row, for each metric of the user's function. `place_of` gives the place of a row.
+    """Return a number for each row, for each metric of the user's function. `place_of` gives the file and number of a
+    row.
 
     Raises:
-        ScoresError: the function does not exist, it raised an exception, or it did not return scores.
+        ScoresError: the function does not exist, raised an exception, or did not return scores.
     """
     try:
         score = import_build(function)
