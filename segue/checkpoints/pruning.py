@@ -35,7 +35,7 @@ _SHARD = re.compile(r"[^/]+/(attempts/([^/]+)/step-[0-9]+/[^/]+)")
 class Pruner:
     """Deletes checkpoints for one attempt.
 
-    If a deletion fails, the pruner tries it again after later checkpoints. The next attempt also tries it again.
+    If a deletion fails, the pruner repeats the deletion after later checkpoints. The next attempt also repeats it.
     """
 
     def __init__(self, *, epoch: int, retention: CheckpointSpec, tiers: Sequence[Store]) -> None:

@@ -19,10 +19,10 @@ def slots_to_keep(
 ) -> frozenset[int]:
     """Return the log slots of the checkpoints to keep.
 
-    The result has the newest `keep` checkpoints, the checkpoint with the best metric, and the last verified parent. It
-    also has the newest checkpoint that shares no shard with the newest checkpoint. All quarantined checkpoints are kept
-    as evidence. A verified parent is kept until a later parent is verified. If all later checkpoints are bad, this
-    parent is the last good state.
+    The result has the newest `keep` checkpoints, the checkpoint with the best metric, and the last verified parent. The
+    result also has the newest checkpoint whose shards all differ from those of the newest checkpoint. All quarantined
+    checkpoints are kept as evidence. A verified parent is kept until a later parent is verified. If all later
+    checkpoints are bad, this parent is the last good state.
     """
     usable = [c for c in checkpoints if c.quarantined is None and not c.is_pruned]
     kept = {checkpoint.ref.slot for checkpoint in usable[-keep:]}
@@ -46,7 +46,7 @@ def best_of(usable: Sequence[Checkpoint], best: Literal["min", "max"]) -> Checkp
 
 
 def _independent_of_newest(usable: Sequence[Checkpoint]) -> frozenset[int]:
-    """Return the slot of the newest checkpoint that shares no shard with the newest of all checkpoints.
+    """Return the slot of the newest checkpoint whose shards all differ from those of the newest checkpoint.
 
     A damaged shard damages all checkpoints that use the shard.
     """

@@ -19,7 +19,7 @@ class DataChangedError(SegueError):
 
 
 class NoDataError(SegueError):
-    """The files of a slot are missing, or some of them are missing, so the slot has no window of data."""
+    """Some or all files of a slot are missing, so the slot has no window of data."""
 
     exit_code = 2
 

@@ -88,7 +88,7 @@ class BrokenChainError(SegueError):
 
 
 class ForgedShardError(CheckpointError):
-    """The bytes of a shard match their checksum but not their signed hash, so they were replaced on purpose."""
+    """The bytes of a shard match their checksum but not their signed hash. Somebody replaced the bytes on purpose."""
 
     def __init__(self, *, key: str, chunk: int, expected: str, found: str) -> None:
         self.key, self.chunk, self.expected, self.found = key, chunk, expected, found

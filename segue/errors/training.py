@@ -166,7 +166,7 @@ class LossError(SegueError):
 class DrillFailedError(SegueError):
     """A drill was not possible, because the recipe or program also fails without a kill.
 
-    If the user's code raised an exception, `traceback` is its traceback.
+    If the user's code raised an exception, `traceback` is the traceback of the exception.
     """
 
     def __init__(

@@ -18,7 +18,9 @@ _LEFTOVER_SECONDS = 2.0
 
 
 class ChildProcess:
-    """A child process in a separate session, so that a signal to the parent's process group reaches it only once."""
+    """A child process in a separate session. A signal to the parent's process group therefore reaches the child only
+    once.
+    """
 
     def __init__(
         self,

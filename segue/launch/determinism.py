@@ -16,7 +16,7 @@ DETERMINISTIC_VARIABLES: Mapping[str, str] = {
 }
 """The variables give each stream of cuBLAS a fixed workspace, and make MKL independent of the alignment of arrays.
 
-The number of threads no longer depends on the machine's load.
+With the variables, the number of threads does not depend on the machine's load.
 """
 
 

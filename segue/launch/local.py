@@ -54,7 +54,9 @@ class _OnThisMachine:
 
 
 class ProcessTrainer(_OnThisMachine):
-    """One child process in a separate session, so that a signal to the parent's process group reaches it only once."""
+    """A child process in a separate session. A signal to the parent's process group therefore reaches the child only
+    once.
+    """
 
     def __init__(
         self, assignment: Assignment, *, on_line: OnLine | None = None, child: ChildProcess | None = None

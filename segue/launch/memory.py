@@ -67,7 +67,9 @@ class RecentKills:
     """
 
     def __init__(self, trainer_pid: int | None = None) -> None:
-        """The control group of the process `trainer_pid` also counts. This process may move to another group."""
+        """The object also counts kills in the control group of the process `trainer_pid`, which may move to another
+        group.
+        """
         self._pid = trainer_pid
         self._groups: list[Path] = _own_groups(trainer_pid)
         self._older = self._newer = MemoryKills.now(self._groups)
@@ -116,7 +118,7 @@ def peak_bytes() -> int:
 
 
 def unreclaimable_bytes() -> int | None:
-    """Return the bytes of this process that the kernel cannot reclaim: anonymous and shared pages."""
+    """Return the memory of this process in bytes that the kernel cannot reclaim: anonymous and shared pages."""
     counts = [_count(Path("/proc/self/status"), name) for name in ("RssAnon:", "RssShmem:")]
     known = [count for count in counts if count is not None]
     return sum(known) * 1024 if known else None

@@ -3,8 +3,7 @@
 The process reads the assignment from standard input. `srun` starts the process once on each node of a Slurm job, with
 the same input on every node. If the attempt has a single rank, this process becomes the trainer. If the attempt has
 several ranks, the process starts the ranks of its node with torchrun, and passes notices to the ranks. On node 0, the
-exit code of the process is the exit code of rank 0. On other nodes, the exit code is 0. The exception is a node whose
-ranks could not begin.
+exit code of the process is the exit code of rank 0. On other nodes, the exit code is 0 if the ranks could begin.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _OTHERS_SECONDS = 30.0
 
 
 def nodes_of_slurm(variables: Mapping[str, str]) -> Nodes:
-    """Read this node's number and the meeting point from the variables of the Slurm step.
+    """Read this node's number, and the address at which the ranks meet, from the variables of the Slurm step.
 
     The port is computed from the job's id, so that two jobs on one node use different ports. The job's script runs on
     the first node and calls srun. Source: srun's documentation of its output environment variables.
@@ -88,9 +87,7 @@ def _run_ranks(assignment: Assignment, count: int, nodes: Nodes) -> int:
 
 
 def _wait(trainer: RanksTrainer, nodes: Nodes) -> int:
-    """Wait for the trainer's exit code. If ranks of other nodes run half a minute longer than own ranks, kill the
-    trainer.
-    """
+    """Wait for the trainer's exit code. If other nodes' ranks run half a minute longer, kill the trainer."""
     clock, left_at = SystemClock(), math.inf
     while (code := trainer.wait(_LOOK_SECONDS)) is None:
         if left_at == math.inf and trainer.have_left:

@@ -1,4 +1,4 @@
-"""Describes problems that would prevent a run's trainers from running on a cluster, before the run starts."""
+"""Describes why a run's trainers could not run on a cluster. The checks are made before the run starts."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class Answers(Generic[_T]):
 class SharedReadings(Generic[_T]):
     """The newest reading of each subject. All threads of this process reuse a reading for a period.
 
-    No thread waits for the reading of another thread. Instead, it uses the previous reading, or reads by itself if
-    there is no previous reading. A failed reading is not kept.
+    No thread waits for the reading of another thread. While another thread reads, a thread uses the previous reading.
+    If there is no previous reading, the thread reads itself. A failed reading is not kept.
     """
 
     def __init__(self, *, period_seconds: float) -> None:

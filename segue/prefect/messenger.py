@@ -31,7 +31,7 @@ _AT_ONCE = 200
 
 
 class _Background(ABC):
-    """A thread that makes requests to the API, so that no method waits for the API. It ends with the process."""
+    """A thread that makes requests to the API, so that no method waits. The thread ends with the process."""
 
     def __init__(self, name: str) -> None:
         self._name = name

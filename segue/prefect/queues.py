@@ -53,7 +53,7 @@ _LEAST_TURNS, _TURNS = 2, 4
 _PAGE = 100
 """Number of flow runs in one answer. By default, a server returns at most 200 flow runs."""
 _DATE_STEP = timedelta(seconds=1)
-"""Resolution of the server's date, which requests for the flow runs that wait now use."""
+"""Resolution of the server's date. Requests for the flow runs that wait now use this date."""
 _HOLDING = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING]))
 """States in which a flow run holds a slot of a pool or queue.
 
@@ -229,7 +229,7 @@ def seconds_between_starts(runs: Iterable[FlowRun], *, slots: int) -> float:
 
 
 def held_seconds(holding: Iterable[FlowRun], ended: Iterable[FlowRun], *, now: datetime) -> list[float]:
-    """Return for how many seconds each current flow run has held its slot, and each ended flow run held its slot.
+    """Return the seconds for which each current and each ended flow run has held its slot.
 
     The function is pure. No number is below 0, even if the server's clock is ahead of this machine's clock.
     """

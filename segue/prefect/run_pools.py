@@ -49,8 +49,8 @@ def require_pools(
     """Refuse a run that its pools cannot run, before any flow run is started. Log warnings about the pools.
 
     The run's parent runs on `parent_pool`, in `parent_queue`. If `is_new` is False, the run has already begun, and only
-    a missing deployment is a reason to refuse it. Its pools may be paused or have no worker for some time. If the API
-    does not answer, nothing is checked, and the first submission waits for the API.
+    a missing deployment is a reason to refuse it. The pools of this run may be paused or have no worker for some time.
+    If the API does not answer, nothing is checked, and the first submission waits for the API.
 
     Raises:
         OrchestratorError: a pool cannot run the run, or the API refuses access.
@@ -266,9 +266,9 @@ def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> PoolJob | None:
 def _filled_in(pool_type: str, template: Mapping[str, Any], given: Mapping[str, Any]) -> PoolJob | None:
     """Return the job of a template, with the template's defaults and these job variables filled in.
 
-    The function fills in the template like `BaseJobConfiguration.from_template_and_values` of Prefect's workers. It
-    does not fill in blocks and Prefect's variables. The result is None if the pool has no template. The first worker of
-    a pool creates the template.
+    The function fills in the template like `BaseJobConfiguration.from_template_and_values` of Prefect's workers. The
+    function does not fill in blocks and Prefect's variables. The result is None if the pool has no template. The first
+    worker of a pool creates the template.
     """
     configuration = template.get("job_configuration")
     if configuration is None:

@@ -116,8 +116,8 @@ class PoolRequest(Value):
     deployment: str
     after_seconds: Seconds = Field(
         0.0,
-        description="Seconds from the decision to the request; the request is not made if the attempt has a machine "
-        "by then.",
+        description="Seconds from the decision to the request. If the attempt has a machine by then, there is no "
+        "request.",
     )
 
 
@@ -222,7 +222,7 @@ class SegmentReport(Record):
         default_factory=dict,
         exclude_if=lambda seconds: not seconds,  # Older versions refuse a record with a field that they do not know.
         description="Seconds from the claim to the end by phase: build, restore, replay, first step, step, evaluate, "
-        "save, rehearsal, end; empty: the attempt did not write this report itself.",
+        "save, rehearsal, end; empty: the attempt did not write this report.",
     )
     train_seconds: Seconds = Field(
         0.0, description="Seconds from the first new step to the last step, including saves."

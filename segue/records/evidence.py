@@ -10,7 +10,7 @@ from segue.records.documents import Value
 
 
 class StateMark(Value):
-    """A short summary of one part of the state after a step. It uses evenly spaced values of large tensors."""
+    """A summary of one part of the state after a step. For large tensors, it uses evenly spaced values."""
 
     digest: str = Field(description="Hash of all bits of the values.")
     plain: str = Field(description="Hash of the values that are not floating-point numbers, and of all shapes.")

@@ -70,9 +70,9 @@ class SeenMachine(Value):
     begun_at: Moment = Field(description="Time of the claim, or of the failed check.")
     seconds: Seconds = Field(description="Seconds from `begun_at` to the newest evidence.")
     end: Literal["", "ended", "died", "hung", "wrong_numbers", "check_failed", "slow"] = Field(
-        "", description="How the attempt ended, as far as its machine may be the cause; empty: it has not ended."
+        "", description="End of the attempt, if the machine may be the cause; empty: the attempt has not ended."
     )
-    machines: int = Field(1, ge=1, description="Number of machines of the attempt, which share the blame.")
+    machines: int = Field(1, ge=1, description="Number of machines of the attempt, any of which may be the cause.")
     slowness: float | None = Field(
         None, gt=0, description="Time of a step, divided by the run's median on like hardware; None: not comparable."
     )

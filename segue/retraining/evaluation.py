@@ -31,7 +31,7 @@ More rows than this number are put into random groups, which does not change the
 """
 _INTERVAL = (2.5, 97.5)
 _LARGEST = 1e150
-"""Score from which a score counts as infinite, because a mean of larger scores could overflow."""
+"""Scores above this value count as infinite, because a mean of larger scores could overflow."""
 _MOST_GAIN = 1e9
 _FIRST_ROWS = 5
 _MOST_PLACES = 5

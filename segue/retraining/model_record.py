@@ -34,7 +34,7 @@ class LeftOut(FiniteValue):
     """Rows of an evaluation without a finite score. The means of both models ignore these rows."""
 
     candidate: int = Field(
-        0, ge=0, description="Rows in which only the candidate has no finite score; they count against the candidate."
+        0, ge=0, description="Rows in which only the candidate has no finite score, which count against the candidate."
     )
     in_service: int = Field(0, ge=0, description="Rows in which only the other model has no finite score.")
     both: int = Field(0, ge=0, description="Rows in which neither model has a finite score.")

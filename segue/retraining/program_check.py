@@ -1,4 +1,4 @@
-"""Checks a program's files, without running them, for what slots need to train and publish the program."""
+"""Checks from a program's files, without running them, whether slots can train and publish the program."""
 
 from __future__ import annotations
 

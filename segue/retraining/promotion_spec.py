@@ -15,15 +15,16 @@ class EvaluationSpec(FiniteValue):
 
     scores: str = Field(
         pattern=FUNCTION,
-        description="Function of a model and a frame, as package.module:function; it returns a dict with an array for "
-        "each metric, with a number for each row; lower numbers are better.",
+        description="Function of a model and a frame, as package.module:function. It returns a dict with one array per "
+        "metric, and each array has one number per row; lower numbers are better.",
     )
     metric: str | None = Field(
         None, description="Metric that decides on the promotion; None: the first metric of the dict."
     )
     min_gain: float = Field(
         0.0,
-        description="Smallest gain for a promotion, as a share; the lower end of the 95 % interval must reach it.",
+        description="Smallest gain for a promotion, as a share. The lower end of the gain's 95 % interval must reach "
+        "this value.",
     )
     guards: dict[str, float] = Field(
         default_factory=dict, description="Largest permitted loss of each further metric, as a share."

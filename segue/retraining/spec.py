@@ -108,8 +108,8 @@ class PublishSpec(FiniteValue):
     example: str | None = Field(
         None,
         pattern=FUNCTION,
-        description="Function without arguments that returns example arguments of the model, as a tuple; if given, the "
-        "model is also published as a program of torch.export, which runs without the user's code.",
+        description="Function without arguments that returns example arguments of the model, as a tuple. With this "
+        "function, the model is also published as a program of torch.export, which runs without the user's code.",
     )
     mlflow: RegistrySpec | None = None
 
@@ -138,16 +138,15 @@ class RetrainSpec(Record):
     )
     overlap: typing.Literal["queue", "skip", "supersede"] = Field(
         "queue",
-        description="Reaction to an earlier slot that is not done: `queue` waits for it, `skip` leaves this slot out, "
-        "`supersede` stops the earlier slot at a checkpoint.",
+        description="Reaction to an earlier slot that is not done. `queue` waits for the earlier slot, `skip` skips this "
+        "slot, `supersede` stops the earlier slot at a checkpoint.",
     )
     missed: typing.Literal["skip", "run"] = Field(
         "skip",
-        description="Reaction to slots that no worker started before the next slot: leave them out, or run them in "
-        "order.",
+        description="Reaction to slots that were not started before the next slot: skip them, or run them in order.",
     )
     start_from: typing.Literal["scratch", "in_service"] = Field(
-        "scratch", description="First weights of a run: those that the recipe builds, or those in service."
+        "scratch", description="First weights of a run: the weights that the recipe builds, or the weights in service."
     )
     promotion: typing.Literal["automatic", "ask"] = Field(
         "automatic", description="Who promotes a better candidate: segue (automatic), or a person (ask)."
@@ -156,7 +155,7 @@ class RetrainSpec(Record):
         None,
         gt=0,
         le=672,
-        description="Hours that a candidate waits for a person's decision; afterwards it is not promoted. None: 72.",
+        description="Hours that a candidate waits for a decision. Without a decision, it is not promoted. None: 72.",
     )
     data: WindowSpec
     trigger: TriggerSpec | None = Field(

@@ -14,14 +14,14 @@ class ArrivalSpec(FiniteValue):
     settle_minutes: float = Field(
         5.0,
         ge=0,
-        description="Minutes without a change of any file's size or time, after which the files are complete; with "
-        "`marker`, only used if the marker is older than a file of its folder.",
+        description="Minutes without a change of any file's size or time, after which the files are complete. With "
+        "`marker`, this time applies only if the marker is older than a file of its folder.",
     )
     marker: str | None = Field(
         None,
         pattern=r"^[^/%*?]+$",
-        description="Name of a file, such as _SUCCESS, that is written to each folder after the files of a delivery; "
-        "the files then count as complete at once.",
+        description="Name of a file, such as _SUCCESS, that is written to each folder after the files of a delivery. "
+        "With this file, the delivery counts as complete at once.",
     )
 
 
@@ -33,14 +33,14 @@ class DriftSpec(FiniteValue):
     )
     newest_files: int = Field(7, ge=1, description="Number of newest files, by name, that are read.")
     max_psi: float | None = Field(
-        None, gt=0, description="Limit of a column's population stability index (PSI); a slot starts above it."
+        None, gt=0, description="Limit of a column's population stability index (PSI) above which a slot starts."
     )
     max_ks: float | None = Field(
         None,
         gt=0,
         le=1,
         validate_default=True,
-        description="Limit of a column's Kolmogorov-Smirnov (KS) distance; a slot starts above it.",
+        description="Limit of a column's Kolmogorov-Smirnov (KS) distance above which a slot starts.",
     )
     columns: tuple[str, ...] | None = Field(
         None, min_length=1, description="Columns to compare; None: all columns in both data sets."

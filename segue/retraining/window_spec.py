@@ -17,13 +17,13 @@ class WindowSpec(DataAccess):
 
     files: str = Field(
         min_length=1,
-        description="Place of the files: a path, a glob, or a folder or bucket prefix that ends with '/'; with "
+        description="Place of the files: a path, a glob, or a folder or bucket prefix that ends with '/'. With "
         "`period`, the place may have fields of strftime, e.g. s3://lake/flights/%Y-%m.parquet.",
     )
     period: Unit | None = Field(
         None,
         validate_default=True,
-        description="Period of a file: hour, day, week or month; None: each file is a period of its own.",
+        description="Period of a file: hour, day, week or month; None: each file is a separate period.",
     )
     window: typing.Literal["sliding", "growing"] = Field("sliding", description="Whether to leave out old periods.")
     periods: int | None = Field(

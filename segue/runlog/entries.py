@@ -183,7 +183,7 @@ class ReportEntry(Entry):
 
 
 class HandoverEntry(Entry):
-    """The record that the parent will recall an on-demand attempt, because a standby has booted and takes over."""
+    """The record before the parent recalls an on-demand attempt, because a standby has booted and takes over."""
 
     kind: Literal["handover"] = "handover"
     standby: str = Field(alias="spare")
@@ -236,7 +236,7 @@ class PricesEntry(Entry):
 
 
 class SpendingEntry(Entry):
-    """Costs that count against the budget without a report in this log: costs of other runs and of own standbys."""
+    """Costs that count against the budget without a report in this log, of other runs and of this run's standbys."""
 
     kind: Literal["spending"] = "spending"
     month: str = Field(description="Calendar month, e.g. 2026-11.")

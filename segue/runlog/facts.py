@@ -153,7 +153,7 @@ class History:
         return self.is_committed(spec) and not self.owes_end(spec)
 
     def owes_end(self, spec: RunSpec) -> bool:
-        """Whether a program has completed all steps but not the code after its loop."""
+        """Whether a program has completed all steps of its loop, but not yet the code after the loop."""
         if spec.program is None or not self.is_committed(spec):
             return False
         if self.decisions and self.decisions[-1].action == "finished":
@@ -193,8 +193,8 @@ class History:
         return self._reports_by_number.get((segment, attempt))
 
     def handover_of(self, segment: int, attempt: int) -> HandoverEntry | None:
-        """Return the hand-over for which an attempt was recalled. Return None if a decision came after the
-        hand-over.
+        """Return the hand-over for which an attempt was recalled. Return None if there is none, or if a decision came
+        after it.
         """
         entry = self.handover
         return entry if entry is not None and (entry.segment, entry.attempt) == (segment, attempt) else None
@@ -204,8 +204,7 @@ class History:
         return self._decisions_by_number.get((segment, attempt))
 
     def prices_of(self, segment: int, attempt: int) -> Mapping[str, float]:
-        """Return the prices by deployment at the decision for an attempt. Empty means the prices of the run spec.
-        """
+        """Return the prices by deployment at the decision for an attempt. Empty means the prices of the run spec."""
         return self._prices_by_number.get((segment, attempt), {})
 
     def starts_of(self, segment: int, attempt: int) -> tuple[StartEntry, ...]:

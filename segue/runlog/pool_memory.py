@@ -24,11 +24,11 @@ from segue.stores.base import Store, StoreWriteError
 log = logging.getLogger(__name__)
 
 MOST_INTERVALS, MOST_STARTS, MOST_MACHINES, MOST_POOLS = 100, 20, 100, 50
-"""Maximum number of intervals, starts and machine observations per pool, the newest first, and of pools."""
+"""Maximum number of the newest intervals, starts and machine observations of a pool, and maximum number of pools."""
 _MOST_IN_LOG = 30
 """Number of intervals of each pool that a run copies into its log, the newest first.
 
-All of these intervals together count as four intervals.
+Decisions give all intervals of other runs together at most the weight of four intervals.
 """
 _TRIES = 5
 _KEPT = 2

@@ -1,6 +1,6 @@
 """Reads a log: first the packs, then a listing, then the records slot by slot.
 
-The reader tries other ways to read damaged or missing records.
+The reader reads damaged or missing records again, without the page cache or with new connections.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class LogReader:
         return True
 
     def read_damaged_again(self, numbers: Iterable[int]) -> None:
-        """Read these slots again in other ways, until the slots are readable or all ways have failed.
+        """Read these slots again, without the page cache or with new connections, until they are readable or all reads
+        failed.
 
         Raises:
             All errors that `read_all` raises.
@@ -133,7 +134,7 @@ class LogReader:
         self._surely_damaged.update(doubtful)
 
     def _ways(self) -> Iterator[Store]:
-        """Yield the store, and then the same store for other ways of reading, with a pause before each further way."""
+        """Yield the store for each read of a record, with a pause before each further read."""
         pauses = (0.0, *_PAUSES_SECONDS)
         for pause, store in zip(pauses, ways_to(self.store, reads=len(pauses)), strict=True):
             if pause:

@@ -37,7 +37,9 @@ class Reading(FiniteValue):
         description="Character between cells; None: one of , ; | and tab, detected in the header.",
     )
     quote: str = Field(
-        '"', pattern=_CHARACTER, description="Quote character around a cell; it is doubled inside the cell."
+        '"',
+        pattern=_CHARACTER,
+        description="Quote character around a cell; inside the cell, two quote characters mean one.",
     )
     escape: str | None = Field(
         None,

@@ -12,7 +12,7 @@ from segue.records import FiniteValue
 class PolicySpec(FiniteValue):
     """The rule that chooses between spot and on-demand, its parameters, and the limits for failed attempts.
 
-    The run uses a field that is marked as prior until the run has measured the value itself.
+    A field that is marked as prior applies until the run has measured the value itself.
     """
 
     name: str = Field(
@@ -40,7 +40,7 @@ class PolicySpec(FiniteValue):
     handover: bool = Field(
         True,
         description="Whether the run may move from on-demand back to spot, and from a spot pool to a cheaper one. The "
-        "old attempt trains until the new spot machine has booted. false: a move to on-demand is final.",
+        "running attempt trains until the new spot machine has booted. false: a move to on-demand is final.",
     )
     changeover_seconds: float = Field(
         120.0, ge=0, description="Prior: seconds from the end of one segment to the first new step of the next."

@@ -27,7 +27,7 @@ class PriceSource(NamedTuple):
 
     kind: Literal["file", "cmd", "aws"]
     argument: str
-    """The path of the file, the command, or the spot market of the pools that have no `market`."""
+    """The path of the file, the command, or the spot market of pools without a `market`."""
 
 
 def _transfer_price(pool: str) -> Any:

@@ -154,8 +154,8 @@ class ContinuitySpec(Section):
     ] = Field((), description="Parts of the setup that the user changed on purpose since the checkpoint.")
     disturbable: bool = Field(
         False,
-        description="Whether an object in the store may make a segment kill its trainer or give the trainer a notice; "
-        "the flow verify-resume sets this in the run that the flow disturbs.",
+        description="Whether an object in the store may make a segment kill its trainer or give the trainer a notice. "
+        "The flow verify-resume sets this value in the run that the flow disturbs.",
     )
 
 
@@ -163,7 +163,7 @@ OnAnomaly = typing.Literal["off", "rollback", "skip"]
 
 
 class AnomalySpec(FiniteValue):
-    """Actions on steps with anomalous numbers. Only the action `off` permits a commit of such a step."""
+    """Actions on steps with anomalous numbers. Only with the action `off` can such steps be committed."""
 
     non_finite: OnAnomaly = Field(
         "rollback", description="Action on a loss, gradient or parameter norm of nan or inf: off, rollback or skip."
@@ -214,7 +214,7 @@ class LivenessSpec(Section):
     hang_seconds: float = Field(
         120.0,
         gt=0,
-        description="Hang timeout in seconds: an attempt that completes no step in this time is ended; with several "
+        description="Hang timeout in seconds: an attempt that completes no step in this time is ended. With several "
         "ranks, rank_seconds is added.",
     )
     hang_factor: float = Field(

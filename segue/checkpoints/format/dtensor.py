@@ -39,7 +39,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """Return the whole tensor.
 
-    If the tensor is sharded, it is gathered from all ranks, so all ranks must call this function.
+    If the tensor is sharded, the function gathers it from all ranks. All ranks must then call the function.
     """
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
@@ -47,7 +47,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def slice_of(name: str, tensor: DTensor) -> TensorSlice:
     """Return the slice of a sharded tensor on this rank.
 
-    The slice is found with the protocol of torch.distributed.checkpoint.
+    The function uses the protocol of torch.distributed.checkpoint.
 
     Raises:
         UnsupportedStateError: this rank does not have exactly one contiguous slice of the tensor.
@@ -176,7 +176,7 @@ class OwnSlices:
     def others(self, slices: Mapping[str, TensorSlice], shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
         """Return the names of the stored slices that only other ranks need.
 
-        The result is empty if the stored state was sharded in another way than the parameters.
+        The result is empty if the stored state and the parameters are sharded differently.
         """
         stored = {name: _Place(each.shape, each.offsets, shapes[name]) for name, each in slices.items()}
         if not self.places <= set(stored.values()):

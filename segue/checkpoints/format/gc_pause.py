@@ -14,7 +14,7 @@ from contextlib import contextmanager
 def paused_collector() -> Iterator[None]:
     """A context manager that disables automatic garbage collection in its block.
 
-    During the block, the garbage collector would visit all objects of the program many times.
+    Without this context manager, the garbage collector would visit all objects of the program many times.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -19,7 +19,7 @@ from segue.errors import StateTooLargeError
 
 PAGE_BYTES = 4096
 LENGTH_BYTES = 8
-"""Size in bytes of the header length at the start of a shard file."""
+"""Size in bytes of the length field at the start of a shard file."""
 MAX_HEADER_BYTES = 100_000_000
 """Largest header in bytes that the safetensors library reads."""
 MOST_TENSORS = 1_000_000

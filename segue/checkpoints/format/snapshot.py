@@ -21,7 +21,8 @@ from segue.checkpoints.format.state_tree import Json, encode_tree
 class Snapshot:
     """State as plain data.
 
-    The tensors are contiguous and on the CPU. If `take` was called with `to_host=False`, they may be on an accelerator.
+    The tensors are contiguous and on the CPU. If `take` was called with `to_host=False`, the tensors may be on an
+    accelerator.
     """
 
     skeletons: dict[str, Json]
@@ -96,7 +97,7 @@ WITH_STREAMS = ("cuda", "xpu")
 
 
 def on_its_way(values: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Start a copy to the host. The returned function waits for the copy and returns it.
+    """Start a copy to the host. The returned function waits for the copy and returns the copied tensor.
 
     If the device has no streams, the returned function itself makes the copy.
     """

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 _GONE: Final = "gone"
 _READS = 4
-"""Number of reads after which a damaged part of a prepared commit counts as damaged for good."""
+"""Number of reads of a part of a prepared commit. If all reads fail, the part counts as damaged."""
 _PREPARED = re.compile(r"[^/]+/attempts/[^/]+/step-([0-9]+)/rank-([0-9]+)\.commit\.json")
 
 

@@ -1,7 +1,8 @@
 """Computes digests of the live state.
 
-A resume compares its state with the commit twice. Tensors on an accelerator are copied to the host in parts, through
-small page-locked buffers, and hashed. The host therefore never holds a copy of the whole state.
+A resume computes digests of its state twice, to compare the state with the commit. Tensors on an accelerator are copied
+to the host in parts, through small page-locked buffers, and hashed. The host therefore never holds a copy of the whole
+state.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _SHOWN_VALUES, _SHOWN_TENSORS = 64, 64
 def digest(
     live: Snapshot, *, accelerator: Accelerator | None = None, known: Mapping[str, TensorDigest] | None = None
 ) -> Digests:
-    """Return the digests of all tensors and all components. The function does not compute the digests in `known`."""
+    """Return the digests of all tensors and all components. The digests in `known` are not computed again."""
     device, found = accelerator or TorchAccelerator(), dict(known or {})
     asked = {name: tensor.detach() for name, tensor in live.tensors.items() if name not in found}
     there = {name: tensor for name, tensor in asked.items() if device.has(tensor) and tensor.nbytes}

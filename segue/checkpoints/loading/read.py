@@ -82,8 +82,8 @@ def read_stored(
 ) -> Stored:
     """Return the verified state of a manifest. The state is read from the first store in `tiers` that has a valid copy.
 
-    If `own` is given, this rank skips the chunks that contain only slices of other ranks. The bytes that it reads must
-    then fit into `memory_bytes`. A `memory_bytes` of None sets no extra limit.
+    If `own` is given, this rank skips the chunks that contain only slices of other ranks. The bytes that this rank
+    reads must then fit into `memory_bytes`. A `memory_bytes` of None sets no extra limit.
 
     Raises:
         MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: the checkpoint cannot be
@@ -213,7 +213,8 @@ def _read(
 ) -> tuple[memoryview, _Found]:
     """Read a shard from one store.
 
-    A chunk that does not verify is read up to `reads` times, each time in another way.
+    A chunk with a wrong checksum is read up to `reads` times. Further reads avoid the page cache or use new
+    connections.
     """
     key = f"{run_id}/{shard.key}"
     try:
@@ -271,7 +272,8 @@ def _read_chunk_once(store: Store, key: str, shard: Shard, number: int, memory: 
 def _tensors_of(memory: memoryview, wanted: Mapping[str, Placed]) -> Iterator[tuple[str, Placed, memoryview]]:
     """Return the bytes of the wanted tensors of a shard file.
 
-    If only a few tensors are wanted, they are copied, so that the memory of the file can be freed.
+    If the wanted tensors are a small part of the file, the function copies them, so that the file's memory can be
+    freed.
     """
     few = sum(p.size_bytes for p in wanted.values()) < _WORTH_KEEPING_SHARE * len(memory)
     for name, placed in wanted.items():

@@ -291,8 +291,7 @@ def _pieces(address: int, size_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def _clear_error(device: torch.device) -> None:
-    """Clear the error state after a refused call, so that the next kernel does not raise the error of this call.
-    """
+    """Clear the error state after a refused call, so that the next kernel does not raise the error of this call."""
     try:
         torch.zeros(1, device=device)
         torch.cuda.synchronize(device)

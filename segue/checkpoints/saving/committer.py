@@ -311,5 +311,5 @@ class Writer:
 
 
 def _as_json(metric: float | None) -> float | str | None:
-    """Return the metric in its form for JSON records. The form of a number that is not finite is text."""
+    """Return the metric in its form for JSON records. A number that is not finite becomes text."""
     return metric if metric is None or math.isfinite(metric) else str(metric)

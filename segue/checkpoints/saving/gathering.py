@@ -1,6 +1,6 @@
 """Gathers and copies tensors on their device, so that one copy to the host replaces thousands of copies.
 
-The start of a copy takes 6 to 10 microseconds, in which the link could transfer half a megabyte. A copy within the
+Starting a copy takes 6 to 10 microseconds. In this time, the link could transfer half a megabyte. A copy within the
 device takes a hundredth of the time of a copy to the host. Training cannot change the copies within the device.
 Training therefore continues while these copies are sent to the host.
 """
@@ -47,9 +47,7 @@ def gathered(pairs: Sequence[Pair]) -> Iterator[Pair]:
 
 
 def _is_beside(run: Sequence[Pair], tensor: torch.Tensor) -> bool:
-    """Whether the tensor can join `run`: it is on the same device, and its elements are not wider than the last
-    ones.
-    """
+    """Whether the tensor is on the device of `run`, and its elements are not wider than the last elements of `run`."""
     return bool(run) and run[0][1].device == tensor.device and run[-1][0].element_size() >= tensor.element_size()
 
 

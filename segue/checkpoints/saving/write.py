@@ -44,12 +44,12 @@ def write_checkpoint(
 ) -> tuple[Written, Base]:
     """Write a staged state to the folder of its attempt. Return the values for a manifest, and a base for later saves.
 
-    The last store in `tiers` is the durable store. The earlier stores in `tiers` are faster. If a write to one of them
-    fails, the failure is logged, and the save continues. `skeletons` contains JSON. `try_number` is the number of
-    writer processes that have tried this save. If `base` is given, the save refers to the tensors of the base that have
-    not changed, and does not write them again. The returned base may be used after this save is committed. If
-    `save.facts` is not empty, the prepared commit is stored last. After an earlier crash, the bytes are in the store,
-    but no record refers to them.
+    The last store in `tiers` is the durable store. The earlier stores in `tiers` are faster. If a write to an earlier
+    store fails, the failure is logged, and the save continues. `skeletons` contains JSON. `try_number` is the number of
+    writer processes that have tried this save. If `base` is given, the save does not write unchanged tensors again, but
+    refers to these tensors in the base. The returned base may be used after this save is committed. If `save.facts` is
+    not empty, the prepared commit is stored last. After an earlier crash, the bytes are in the store, but no record
+    refers to them.
 
     Raises:
         StoreWriteError: the durable store could not be written. It is safe to call the function again.

@@ -262,7 +262,7 @@ def _address(spec: StoreSpec) -> dict[str, str | None]:
 
 
 def wait_for_writer(shards: ShardWriter) -> None:
-    """Block until the writer can write. If the writer process dies before this, start it again a few times.
+    """Block until the writer can write. If the writer process dies during the wait, start it again a few times.
 
     Raises:
         WriterDiedError: the writer process died each time.

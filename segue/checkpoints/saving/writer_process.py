@@ -1,8 +1,8 @@
 """Hashes, writes and uploads staged states in the writer process, which has a low priority and does not import torch.
 
 A thread in the trainer would make training 3 to 24 times slower during a write, because both need the interpreter lock.
-The writer process ends as soon as the trainer ends for any reason. A save that is unfinished at this time stays
-uncommitted.
+The writer process ends as soon as the trainer ends for any reason. A save that is unfinished when the writer process
+ends stays uncommitted.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class PreparedCommit:
     """The fields of the manifest that the training process knows."""
     written: Written
     partition_hash: str
-    """Hash of the table that assigns to ranks the tensors that are equal on all ranks.
+    """Hash of the assignment of tensors to ranks, for the tensors that are equal on all ranks.
 
     All ranks compute the same hash for the same state.
     """

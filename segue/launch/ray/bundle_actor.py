@@ -72,8 +72,8 @@ def facts_here(folder: str) -> NodeFacts:
 
 
 def shared_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the segment's environment variables for its ranks. A variable that a node itself sets keeps its value
-    there.
+    """Return the segment's environment variables for its ranks. A variable that a node itself sets keeps the value of
+    the node.
     """
     return {name: value for name, value in variables.items() if not name.startswith(_NOT_PASSED_ON)}
 

@@ -142,8 +142,7 @@ class Driver:
         """Check the cluster in the first attempt. Later attempts make no check, because a missing resource may come
         back.
 
-        At the start of the run, segue has logged the parts that it could not check. The driver checks these parts once
-        the ranks have nodes.
+        The driver checks the nodes of the ranks later, because segue could not check all nodes at the start of the run.
         """
         if (self._plan.segment, self._plan.attempt) == (0, 1):
             _refuse([problem for problem in cluster.problems_of(self._spec) if problem.is_certain])

@@ -34,7 +34,7 @@ class Orders:
         self._asked: Any = None
 
     def give(self, what: str, number: int) -> None:
-        """Send this order after the earlier orders that have not arrived yet. The call does not block."""
+        """Send this order after all earlier orders have arrived. The call does not block."""
         if self._left and self._left[-1] == (what, number):
             return  # An order is on its way, or will be sent again.
         self._left.append((what, number))

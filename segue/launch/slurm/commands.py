@@ -143,7 +143,9 @@ def _accounted(job_id: str, name: str) -> SlurmJob | None:
 
 
 def _completed(name: str) -> SlurmJob | None:
-    """Find the job in the controller's file of ended jobs. Return None if this machine cannot read such a file."""
+    """Find the job in the controller's file of ended jobs. Return None if this machine cannot read the file of ended
+    jobs.
+    """
     settings = ask(["scontrol", "show", "config"])
     is_file = re.search(r"^JobCompType\s*=\s*jobcomp/filetxt", settings.output, re.MULTILINE)
     place = re.search(r"^JobCompLoc\s*=\s*(/\S+)", settings.output, re.MULTILINE)

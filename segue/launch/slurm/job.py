@@ -25,7 +25,7 @@ ENDS = frozenset(
 )
 """States of an ended job. Source: squeue's documentation of job state codes."""
 _BY_A_SIGNAL = 128
-"""The exit code of a shell whose command was ended by a signal is this number plus the number of the signal."""
+"""If a signal ends a shell's command, the exit code of the shell is this number plus the number of the signal."""
 _NO_OUTPUT = 53
 """The signal that Slurm 22.05 reports for a job whose output file could not be opened, as measured."""
 _TAKEN_AWAY = frozenset({"CANCELLED", "DEADLINE"})

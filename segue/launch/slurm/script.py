@@ -15,7 +15,8 @@ from segue.records import Capacity
 from segue.spec import RunSpec
 
 _BOOT_SECONDS, _BOOT_SHARE = 600.0, 0.1
-"""Time that a job gets in addition to the training of its attempt: seconds, or a share of the training time.
+"""Time that a job gets in addition to the training time of its attempt: in seconds, and as a share of the training
+time.
 
 The longer of the two times counts.
 """

@@ -19,7 +19,7 @@ class Partition:
     has_default_time: bool = False
     """Whether a job without a time limit gets less than the longest permitted time."""
     grace_seconds: int = 0
-    """Seconds for which a preempted job may continue, without the cluster's setting KillWait, which is added."""
+    """Seconds for which a preempted job may continue. The cluster's setting KillWait is added to these seconds."""
     preemption: str = ""
     """Slurm's treatment of preempted jobs: `CANCEL`, `REQUEUE`, `SUSPEND`, or `OFF` if jobs are not preempted."""
 

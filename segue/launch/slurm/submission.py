@@ -81,7 +81,8 @@ class Submission:
         """Submit the job if a submission is due. If the attempt ends without a submission, return the end of the
         attempt.
 
-        `is_told` tells if the attempt has to end. `is_given_up` tells if the attempt has had to end for a long time.
+        `is_told` tells if the attempt has to end. `is_given_up` tells if the order to end is so old that segue no
+        longer waits for Slurm.
         """
         at = self._clock.monotonic()
         if is_told and self._unsure_since is None:

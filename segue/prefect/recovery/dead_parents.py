@@ -262,9 +262,7 @@ def will_start(run: FlowRun, dead: ParentRecord, *, now: datetime, limit_seconds
 
 
 def start_seconds(client: SyncPrefectClient, run: FlowRun) -> float:
-    """Return the highest expected number of seconds between a worker's take of a flow run and the parent's first
-    heartbeat.
-    """
+    """Return the longest expected seconds from a worker's start of a flow run to the parent's first heartbeat."""
     if run.state is not None and run.state.is_running():
         return _PROCESS_START_SECONDS
     try:
@@ -275,9 +273,7 @@ def start_seconds(client: SyncPrefectClient, run: FlowRun) -> float:
 
 
 def _starts_it_again(run: FlowRun, runlog: RunLog) -> bool:
-    """Whether this flow run starts an ended run again: it was requested after the run's end, and has not ended
-    itself.
-    """
+    """Whether this flow run starts an ended run again. It was requested after the run's end, and has not ended."""
     requested = run.parameters.get("requested_at_slot")
     ended = max((slot.number for slot in runlog.slots if isinstance(slot.entry, DecisionEntry)), default=-1)
     is_over = run.state is not None and (has_reached_goal(run.state) or run.state.is_cancelled())

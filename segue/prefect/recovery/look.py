@@ -105,8 +105,7 @@ def look_at(
     interval_seconds: float | None = None,
     is_asked_for: bool = True,
 ) -> Looked:
-    """Recover the runs of one store. If `is_asked_for` is False, skip a store that another check has just handled.
-    """
+    """Recover the runs of one store. If `is_asked_for` is False, skip a store that another check has just handled."""
     clock = SystemClock()
     try:
         opened = open_store(store)

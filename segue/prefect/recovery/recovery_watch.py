@@ -1,4 +1,4 @@
-"""Watches recovery for a parent: keeps the Variable of the parent's store up to date, and checks recovery's checks."""
+"""Updates the Variable of a parent's store on the server, and tests that recovery still checks the store."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class RecoveryWatch:
         flow_run_id: UUID | None,
         show: Callable[[str | None], None] = lambda _: None,
     ) -> None:
-        """`show` gets the reason why nothing would start the parent again. It gets None when the reason no longer
-        applies.
+        """`show` gets the reason why nothing would start the parent again. If the reason no longer applies, `show` gets
+        None.
         """
         self._spec, self._parent, self._clock, self._logger, self._show = store, parent, clock, logger, show
         self._store = open_store(store)

@@ -94,8 +94,8 @@ def settle_left(
     """Set the missed states of segments that no parent will check. Return texts about successes and texts about
     failures.
 
-    The function skips some runs of the store `spec`. It skips a run with a parent record and only one segment to check,
-    if an API outage did not end this segment.
+    The function skips some runs of the store `spec`. A run with a parent record and only one segment to check is
+    skipped, if no API outage ended this segment.
     """
     by_run: defaultdict[str, list[FlowRun]] = defaultdict(list)
     for run in _unsettled(client, now=clock.now()):
@@ -178,9 +178,7 @@ def _settle(client: SyncPrefectClient, runlog: RunLog, unsettled: list[FlowRun],
 
 
 def _agrees(shown: State | None, logged: State) -> bool:
-    """Whether a flow run's state agrees with the log. If a worker set the state at the end of a process, it means
-    `Lost`.
-    """
+    """Whether a flow run's state agrees with the log. A state that a worker set after a process end means `Lost`."""
     if shown is None:
         return False
     is_same = (shown.type, shown.name, shown.message) == (logged.type, logged.name, logged.message)

@@ -88,7 +88,7 @@ class Questions:
                 self._clock.sleep(_LOOK_SECONDS)
 
     def _look(self, state: SlotState) -> None:
-        """Record the answer from the UI. If there is no answer, ask in the UI. Without a deployment, only wait a
+        """Record the answer from the UI. If the UI has no answer, ask in the UI. Without a deployment, only wait a
         moment.
         """
         assert state.version is not None

@@ -94,7 +94,7 @@ class Turns:
         return found
 
     def _settle(self, slot: datetime, record: ParentRecord, adopt: Callable[[datetime], None]) -> None:
-        """Run an earlier slot whose flow run has died. Do not run it if it has ended or a later slot replaces it."""
+        """Run an earlier slot whose flow run has died, if the slot has not ended and no later slot replaces it."""
         state = self._log.read().slots.get(slot)
         if self._spec.overlap == "supersede" and (state is None or state.is_open):
             self._log.end_slot(SlotEnd(slot=slot, outcome="superseded", why="its flow run died, and a later slot came"))

@@ -40,7 +40,7 @@ _RETRY_SECONDS = 2.0
 _DRAWING_PAUSE = 9.0
 """Shortest pause between two plots of this process, as a multiple of the last drawing time.
 
-With this pause, the plots use at most a tenth of a core.
+With this pause, drawing uses at most a tenth of a core.
 """
 
 

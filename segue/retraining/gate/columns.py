@@ -84,7 +84,8 @@ def columns_of(
 ) -> Iterator[Columns]:
     """Yield the table of these files, in the types of their layout. `local` gives the local path of each file.
 
-    Until the block ends, CSV files exist as Parquet files too, so that single columns can be read.
+    CSV files are converted to Parquet files, so that single columns can be read. The Parquet files exist until the
+    block ends.
 
     Raises:
         DataUnreadableError: a file is damaged, or a value does not have the type of its column.

@@ -18,7 +18,7 @@ class ColumnProfile(FiniteValue):
     rows: int = Field(ge=0)
     null_share: float = Field(ge=0, le=1)
     edges: tuple[float, ...] = Field((), description="Distinct quantiles of the numbers, in ascending order.")
-    cumulative: tuple[float, ...] = Field((), description="For each edge, the share of the numbers up to it.")
+    cumulative: tuple[float, ...] = Field((), description="For each edge, the share of the numbers up to this edge.")
     shares: dict[str, float] = Field(default_factory=dict, description="Share of each of the most frequent values.")
 
 
@@ -29,7 +29,7 @@ class Finding(FiniteValue):
     about: str = Field(description="The columns, or the measure that segue computed: files, rows, age or drift.")
     is_warning: bool = Field(description="Whether the finding is only a warning, which does not stop the slot.")
     observed: str = Field(description="The observed value, in words.")
-    places: tuple[str, ...] = Field((), description="Places of the first wrong rows: file and row, or subject.")
+    places: tuple[str, ...] = Field((), description="File and row of each of the first wrong rows, or the subject.")
 
     @property
     def sentence(self) -> str:

@@ -26,7 +26,7 @@ _MOST_PLACES = 10
 _SOURCE = "data"
 _NEEDED_FOR = "The check of the data"
 _LARGE_BYTES = 2**24
-"""Size in bytes from which the memory of a frame is freed at once, which takes 0.3 s."""
+"""Frames above this size in bytes are freed at once, which takes 0.3 s."""
 
 
 def check_window(

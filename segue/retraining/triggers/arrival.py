@@ -176,8 +176,7 @@ def _is_after(times: Mapping[str, datetime | None], marker: str, files: Sequence
 
 
 def _difference(before: Window | None, chosen: Chosen, listed: Sequence[Listed]) -> str:
-    """Return a text about new or changed files since the previous window, by names and sizes. The text may be empty.
-    """
+    """Return a text about new or changed files since the previous window, by names and sizes. The text may be empty."""
     sizes = {each.path: each.size_bytes for each in listed}
     if before is None:
         return f"the first data has arrived: {names([place.path for place in chosen.files])}"

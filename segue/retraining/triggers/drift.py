@@ -1,6 +1,6 @@
 """Computes the drift of the data in service from the data of the version in service.
 
-The data of a version is the data on which it was trained and evaluated.
+The data of a version is the data on which the version was trained and evaluated.
 """
 
 from __future__ import annotations

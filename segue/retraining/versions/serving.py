@@ -47,7 +47,7 @@ def load_model(
 ) -> OrderedDict[str, Any] | ExportedProgram:
     """Return the weights of the version in service, or of another version, as a `state_dict()` of CPU tensors.
 
-    If `form` is "program", the result is the program of torch.export, if the version was published with a program. The
+    If `form` is "program", the result is the program of torch.export with which the version was published. The
     `module()` of the program runs without the user's code. The format of torch.export may contain code. Load a program
     only from a store that no untrusted person can write. The function checks the SHA-256 of the bytes and writes
     nothing. Retention never prunes the files of a version.
