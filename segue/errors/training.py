@@ -51,7 +51,7 @@ class StructureChangedError(SegueError):
             f"The structure of the model or an optimizer changed during training; a resume would lack the change: "
             f"{'; '.join(changes[:3])}{more}. Nothing was saved at step {step}; {kept}.",
             fix="build the structure of the whole run from the start (in `build`, or before `run.track`), and freeze "
-            "parameters by requires_grad_(False), which is saved; or end the run before the change and start a new run "
+            "parameters by requires_grad_(False), which is saved. Or end the run before the change and start a new run "
             "from the exported weights (segue checkpoints export and import).",
         )
 

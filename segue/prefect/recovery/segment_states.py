@@ -168,7 +168,7 @@ def _settle(client: SyncPrefectClient, runlog: RunLog, unsettled: list[FlowRun],
             continue
         state = state_of_attempt(report)
         if plan is not None and history.attempt_of(plan.segment, plan.attempt) is not None:
-            state = state_with(Word.FENCED, "Another flow run made this attempt; this one changed nothing.")
+            state = state_with(Word.FENCED, "Another flow run made this attempt; this flow run changed nothing.")
         if _agrees(run.state, state):
             continue
         client.set_flow_run_state(run.id, state, force=True)

@@ -166,7 +166,7 @@ def _incomplete(spec: ArrivalSpec, chosen: Chosen, seen: Seen, *, now: datetime,
     left = timedelta(minutes=spec.settle_minutes) - (now - seen.since)
     if left <= timedelta():
         return None
-    return f"{what}; they count as complete in {left.total_seconds():.0f} s if none changes until then"
+    return f"{what}; files count as complete in {left.total_seconds():.0f} s if no file changes until then"
 
 
 def _is_after(times: Mapping[str, datetime | None], marker: str, files: Sequence[str]) -> bool:
