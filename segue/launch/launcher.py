@@ -12,7 +12,7 @@ from segue.launch.assignment import Assignment
 
 @dataclass(frozen=True)
 class Ending:
-    """What a launcher knows about the end of a trainer on another machine."""
+    """A launcher's description of the end of a trainer on another machine."""
 
     in_words: str
     """A description of the end, for example `its Slurm job 12 ended as NODE_FAIL`."""

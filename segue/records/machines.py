@@ -1,4 +1,4 @@
-"""Records the machines of attempts: their names, the check before the claim, and what attempts showed of them."""
+"""Records the machines of attempts: their names, the check before the claim, and the evidence about them."""
 
 from __future__ import annotations
 

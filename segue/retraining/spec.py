@@ -138,8 +138,8 @@ class RetrainSpec(Record):
     )
     overlap: typing.Literal["queue", "skip", "supersede"] = Field(
         "queue",
-        description="Reaction to an earlier slot that is not done. `queue` waits for the earlier slot, `skip` skips the "
-        "new slot, `supersede` stops the earlier slot at a checkpoint.",
+        description="Reaction to an earlier slot that is not done. `queue` waits for the earlier slot, `skip` skips "
+        "the new slot, `supersede` stops the earlier slot at a checkpoint.",
     )
     missed: typing.Literal["skip", "run"] = Field(
         "skip",

@@ -173,7 +173,7 @@ class History:
 
     @property
     def open_plan(self) -> SegmentPlan | None:
-        """The newest plan, if its attempt has no report and may therefore be alive, or None."""
+        """The newest plan if its attempt has no report and may therefore be alive. None for any other plan."""
         plan = next((entry.plan for entry in reversed(self.decisions) if entry.plan is not None), None)
         if plan is None or self.report_of(plan.segment, plan.attempt) is not None:
             return None

@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"(\d{8})\.json")
 
 
 def read_memory(store: Store) -> SeenPools:
-    """Return what the runs of a store have observed of the store's pools.
+    """Return the observations of the store's pools by all runs of the store.
 
     The result is empty if there is no memory, or if the memory cannot be parsed.
 
@@ -49,7 +49,7 @@ def read_memory(store: Store) -> SeenPools:
 
 
 def of_others(known: SeenPools, pools: Collection[str], *, log_id: str = "") -> SeenPools:
-    """Return what other runs have observed of these pools, with the newest intervals of each pool.
+    """Return the observations of these pools by other runs, with the newest intervals of each pool.
 
     The run of the log `log_id` is not one of the other runs. The function is pure.
     """

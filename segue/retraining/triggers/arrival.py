@@ -27,7 +27,7 @@ An unknown time is None.
 
 
 class Seen(Record):
-    """What one check saw, kept for the next check."""
+    """The observations of one check, which the next check reads."""
 
     files: str = Field("", description="Hash of the listing of the window's files.")
     since: AwareDatetime | None = Field(None, description="Time since which these files have not changed.")
@@ -84,7 +84,7 @@ def _is_left_out(models: Models, slot: datetime) -> bool:
 
 
 def noted(seen: Seen, key: str, *, now: datetime) -> Seen:
-    """Return what the previous check saw, updated with the present files."""
+    """Return the observations of the previous check, updated with the present files."""
     return seen if seen.files == key else seen.model_copy(update={"files": key, "since": now, "hashes": {}})
 
 
@@ -98,7 +98,7 @@ def arrival_of(
     now: datetime,
     written_at: WrittenAt,
 ) -> Arrival:
-    """Return the action for the files of a window. `seen` contains what earlier checks saw of these files.
+    """Return the action for the files of a window. `seen` contains the observations of earlier checks.
 
     If a slot failed on these files, no new slot begins until a file changes.
     """

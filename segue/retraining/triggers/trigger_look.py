@@ -127,7 +127,7 @@ def _arrival(
 
 
 def _read(window: _Now, seen: Seen, spec: RetrainSpec, *, now: datetime) -> Seen:
-    """Return what this check saw, with the hashes of the window's files. Each file is read once.
+    """Return the observations of this check, with the hashes of the window's files. Each file is read once.
 
     Raises:
         DataUnreadableError: a file could not be read, or has changed during the check.
@@ -149,7 +149,7 @@ class _Drift:
     now: datetime
 
     def look(self, models: Models, seen: Seen) -> tuple[str, Trigger | None, Seen]:
-        """Return the sentence about the drift, the request for a slot, and what this check saw."""
+        """Return the sentence about the drift, the request for a slot, and the new observations."""
         version = models.in_service
         start = models.slot_of(version).start if version is not None else None
         files = drift.newest_of(self.wanted, listed(self.wanted.data, self.spec.data))
