@@ -103,7 +103,10 @@ class Verdict(Value):
         unknown = f"; not compared: {', '.join(self.not_compared)}" if self.not_compared else ""
         counts = f"{self.components_compared} components and {self.rows_compared} steps compared"
         if self.kind is VerdictKind.UNVERIFIED and not self.rows_compared:
-            why = "the previous attempt recorded no step after the checkpoint, or this one ended before a repeated step"
+            why = (
+                "the previous attempt recorded no step after the checkpoint, or this attempt ended before it repeated "
+                "a step"
+            )
             counts = f"{self.components_compared} components compared, but no step: {why}"
         noisy = "; within the noise of kernels that are not deterministic" if self.noise else ""
         return f"{self.kind}: {counts}{noisy}{changed}{unknown}"

@@ -48,8 +48,8 @@ def write_checkpoint(
     store fails, the failure is logged, and the save continues. `skeletons` contains JSON. `try_number` is the number of
     writer processes that have tried this save. If `base` is given, the save does not write unchanged tensors again, but
     refers to these tensors in the base. The returned base may be used after this save is committed. If `save.facts` is
-    not empty, the prepared commit is stored last. After an earlier crash, the bytes are in the store, but no record
-    refers to them.
+    not empty, the prepared commit is stored last. After a crash before the prepared commit, the bytes are in the store,
+    but no record refers to them.
 
     Raises:
         StoreWriteError: the durable store could not be written. It is safe to call the function again.

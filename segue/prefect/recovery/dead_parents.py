@@ -262,7 +262,7 @@ def will_start(run: FlowRun, dead: ParentRecord, *, now: datetime, limit_seconds
 
 
 def start_seconds(client: SyncPrefectClient, run: FlowRun) -> float:
-    """Return the longest expected seconds from a worker's start of a flow run to the parent's first heartbeat."""
+    """Return the longest expected seconds until the parent's first heartbeat, after a worker has taken the flow run."""
     if run.state is not None and run.state.is_running():
         return _PROCESS_START_SECONDS
     try:
