@@ -1,6 +1,6 @@
-"""Makes the config of a recipe or a program, including the run's files.
+"""Makes the config of a recipe or a program, including the paths of the run's files.
 
-It also makes the config for processes that a program starts.
+The module also passes the config to the processes that a program starts.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from segue.spec import RunSpec
 CONFIG_VARIABLE = "SEGUE_CONFIG"
 """Environment variable with the path of a JSON file that contains the config.
 
-The config itself may be too long for a variable.
+The variable contains a path because the config may be too long for an environment variable.
 """
 
 
 def config_with_data(spec: RunSpec) -> dict[str, Any]:
     """Return the config of the recipe or program.
 
-    If the run has data, the config also has the entries `data` and `reading`. `data` is the list of the files' paths,
-    and `reading` defines how `segue.data_frame` reads the files.
+    If the run has data, the config also contains the entries `data` and `reading`. `data` is the list of the files'
+    paths. `reading` defines how `segue.data_frame` reads the files.
 
     Raises:
         DataChangedError, DataUnreadableError, MissingExtraError: a file cannot be used, as for `checked_copies`.
@@ -42,10 +42,10 @@ def config_with_data(spec: RunSpec) -> dict[str, Any]:
 
 @contextmanager
 def config_for_processes(config: Mapping[str, Any]) -> Iterator[None]:
-    """A block in which `SEGUE_CONFIG` names a file with this config.
+    """While the block runs, `SEGUE_CONFIG` names a file with this config.
 
-    Processes that are started in the block read the file. The file is removed at the end of the block. If this process
-    is killed, the file stays among the temporary files.
+    Processes that start inside the block read the file. The end of the block removes the file. If this process is
+    killed, the file stays in the folder for temporary files.
     """
     before = os.environ.pop(CONFIG_VARIABLE, None)
     try:
@@ -64,7 +64,7 @@ def config_for_processes(config: Mapping[str, Any]) -> Iterator[None]:
 
 
 def config_of_environment() -> dict[str, Any]:
-    """Return the config in the file that `SEGUE_CONFIG` names. The config is empty if the variable is not set.
+    """Return the config in the file that `SEGUE_CONFIG` names. If the variable is not set, return an empty config.
 
     Raises:
         SessionError: the file cannot be read, or does not contain a JSON object.

@@ -1,6 +1,6 @@
 """Makes the files of a run available on this machine.
 
-Remote files are copied, and each file is read once in full to check its hash.
+segue copies remote files, and reads each file once in full to check its hash.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from segue.spec import DataAccess, DataFile, DataSpec
 _BLOCK_BYTES = 4 * 2**20
 _DEFAULT = DataAccess()
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
-"""Maps each URL scheme to the extra that installs the file system of the scheme: s3fs, gcsfs or adlfs."""
+"""Maps each URL scheme to the extra that installs the file system for this scheme: s3fs, gcsfs or adlfs."""
 _CLIENTS = ("botocore.", "aiobotocore.", "gcsfs.", "google.", "azure.", "aiohttp.")
 """Packages that the file systems s3fs, gcsfs and adlfs use. The errors of these packages have no common type."""
 _MARKS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "updated")
@@ -31,17 +31,15 @@ _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
 def is_remote(path: str) -> bool:
-    """Whether a file is read over a network."""
+    """Whether segue reads the file at this path over a network."""
     return "://" in path and not path.startswith("file://")
 
 
 def checked_copies(data: DataSpec) -> list[Path]:
-    """Return the local paths of the run's files, in order, after a check that each file has the content that the spec
-    records.
+    """Return the local paths of the run's files, in order, after a check of each file's hash against the spec.
 
     A local file is not copied. A remote file is copied into the cache folder, and its hash becomes the name of the
-    copy. Other runs and later segments use the same copy. Even a crash leaves no copy with wrong content under this
-    name.
+    copy. Other runs and later segments use this copy. Even after a crash, no copy with wrong content has this name.
 
     Raises:
         DataChangedError: the content of a file has changed since the run began.
@@ -54,8 +52,8 @@ def checked_copies(data: DataSpec) -> list[Path]:
 def find(pattern: str, access: DataAccess = _DEFAULT) -> list[str]:
     """Return the files of a path, of a glob, or of a folder that ends with '/', sorted.
 
-    The result is empty if there are no such files. Files whose names begin with '_' or '.', such as _SUCCESS, are left
-    out.
+    If no file matches, the result is empty. Files whose names begin with '_' or '.', such as _SUCCESS, are not
+    returned.
 
     Raises:
         DataUnreadableError: the files could not be listed, or a file's name is not safe to open.
@@ -77,7 +75,7 @@ class Listed(NamedTuple):
 
 
 def listed(pattern: str, access: DataAccess = _DEFAULT) -> list[Listed]:
-    """Return the files that `find` finds, each with a mark. The mark changes if the file changes.
+    """Return the files that `find` returns, each with a value that changes if the file changes.
 
     Raises:
         DataUnreadableError: the files could not be listed, or a file's name is not safe to open.
@@ -106,10 +104,10 @@ def listed(pattern: str, access: DataAccess = _DEFAULT) -> list[Listed]:
 
 
 def written_at(folder: str, access: DataAccess = _DEFAULT) -> dict[str, datetime | None]:
-    """Return the time of the last write of each file of a folder, by name.
+    """Return the time of the last write of each file in a folder, by file name.
 
-    The result includes files that `find` leaves out. The time is None if the file system does not give the time of the
-    last write.
+    The result includes files that `find` does not return. If the file system does not record the time of the last
+    write, the value is None.
 
     Raises:
         DataUnreadableError: the files could not be listed.
@@ -249,7 +247,7 @@ def _why(error: BaseException) -> str:
 
 @contextmanager
 def _temporary(folder: Path) -> Iterator[IO[bytes]]:
-    """A block with a new file in this folder. If the file was not renamed, it is removed after the block."""
+    """Provide a new file in this folder. The end of the block removes the file if the block did not rename it."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".copying-", delete=False) as copy:
         try:
             yield copy

@@ -1,4 +1,4 @@
-"""Reads Parquet and CSV files. The reader gives facts about the files, and the rows of the files as a pandas frame."""
+"""Reads Parquet and CSV files: the number of rows, the types of the columns, and the rows as a pandas frame."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _USUAL = Reading()
 
 
 def facts_of(path: Path, *, name: str, reading: Reading = _USUAL) -> FileFacts:
-    """Return facts about a local file: the number of rows, and the type of each column.
+    """Return the number of rows of a local file, and the type of each column.
 
-    The type follows from all values. Errors call the file `name`.
+    All values of a column determine its type. Errors call the file `name`.
 
     Raises:
         DataContentError: the content of the file breaks a rule of the reader.
@@ -56,7 +56,7 @@ def is_parquet(path: Path, *, name: str) -> bool:
         return False
     why = "its name does not end with .parquet, .csv, .csv.gz or .csv.zst"
     raise DataUnreadableError(
-        path=name, why=why, fix="give the file the suffix of its format, or leave it out of data.files."
+        path=name, why=why, fix="give the file the suffix of its format, or remove it from data.files."
     )
 
 
@@ -70,9 +70,9 @@ def read_frame(
 ) -> pd.DataFrame:
     """Return the rows of local files, in order, with a new index from 0. The frame has all columns, or only `columns`.
 
-    `types` contains the types of a layout, so that a part of a window has the types of the whole window. If `types` is
-    None, the types come from these files. If a file lacks a column, its rows have no value in that column. `names`
-    contains the names that errors use for the files.
+    `types` contains the types of a layout, so that some files of a window have the types of the whole window. If
+    `types` is None, the content of these files determines the types. If a file lacks a column of `types`, the rows of
+    the file have no value in this column. Errors use `names` as the names of the files.
 
     Raises:
         DataContentError: the content of a file breaks a rule of the reader.
@@ -104,7 +104,7 @@ def read_frame(
 
 
 def tables_of(path: Path, *, name: str, types: Mapping[str, str], reading: Reading = _USUAL) -> Iterator[pa.Table]:
-    """Yield the rows of a local file in the types of a layout, as several tables.
+    """Yield the rows of a local file as several tables, whose columns have the types of a layout.
 
     Raises:
         DataContentError: the content of the file breaks a rule of the reader.
@@ -134,7 +134,7 @@ def column_names(path: Path, *, name: str, reading: Reading = _USUAL) -> tuple[s
 
 
 def place_of(files: Iterable[tuple[str, int]], row: int) -> str:
-    """Return the file of a row, and the row's number in the file, counted from 0. `row` counts over all files.
+    """Return the name of the file that contains row `row` of all files, and the row's number in this file, from 0.
 
     `files` gives the path and the number of rows of each file, in order.
 
@@ -151,7 +151,7 @@ def place_of(files: Iterable[tuple[str, int]], row: int) -> str:
 def data_frame(config: Mapping[str, Any]) -> pd.DataFrame:
     """Return the rows of a run's files, `config["data"]`, in order.
 
-    The rows are read in the same way as in the data check and in the evaluation.
+    The data check and the evaluation read the rows by the same rules.
 
     Raises:
         DataContentError: the content of a file breaks a rule of the reader.

@@ -1,5 +1,5 @@
-"""Yields batches from any position of the sample order, one by one or grouped by step. The settings of the user's own
-DataLoader are kept."""
+"""Yields batches from any position of the sample order, one by one or grouped by step. The loader has the settings of
+the user's own DataLoader."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class Batch(NamedTuple):
     """A collated batch, and the ids of its samples over all ranks."""
 
     start: int
-    """Position of the first sample in the order. If batches were skipped, this is not the end of the previous batch."""
+    """Position of the batch's first sample in the order.
+
+    After a skipped batch, this is not the end of the previous batch.
+    """
     ids: Ids
     content: Any
     """The collated samples of this rank."""
@@ -39,7 +42,7 @@ class Batch(NamedTuple):
 
 
 class Feed:
-    """Draws the run's batches. It needs no saved state, because it yields the batches after any given position."""
+    """Yields the run's batches after any given position. Therefore a feed needs no saved state."""
 
     def __init__(
         self,
@@ -51,7 +54,10 @@ class Feed:
         world_size: int = 1,
         skips: tuple[Skip, ...] = (),
     ) -> None:
-        """Batches in `skips` are not fetched and draw no random numbers. The other batches stay the same."""
+        """The feed does not fetch batches in `skips`, and draws no random numbers for them.
+
+        Other batches do not change.
+        """
         self._loader = loader
         self._rank, self._world_size = rank, world_size
         self._seed = seed
@@ -91,7 +97,7 @@ class Feed:
 
 
 def stream_seed(seed: int, *, rank: int, step: int) -> int:
-    """Return the seed for a rank's random streams, for a rank whose streams are not in the checkpoint."""
+    """Return the seed for the random streams of a rank whose streams are not in the checkpoint."""
     state = np.array([seed], np.uint64)
     for salt in (rank, step):
         state = mix(state ^ mix(np.array([salt], np.uint64)))
@@ -101,7 +107,7 @@ def stream_seed(seed: int, *, rank: int, step: int) -> int:
 def share_of(count: int, *, rank: int, world_size: int) -> tuple[int, int]:
     """Return the start and the stop of a rank's samples within a batch.
 
-    The batch is the same for any number of ranks.
+    All ranks together use the whole batch, whatever the number of ranks.
     """
     return count * rank // world_size, count * (rank + 1) // world_size
 
@@ -129,9 +135,9 @@ class _RestOfEpoch:
 class _Planned(Dataset[Any]):
     """Fetches planned batches.
 
-    In worker processes, it seeds the random streams for each batch by the batch's place in the run. Without these
-    seeds, a worker's random augmentation would depend on the number of batches that the worker has fetched. A resume
-    does not know this number.
+    In worker processes, the class seeds the random streams for each batch by the batch's position in the run. Without
+    these seeds, a worker's random augmentation would depend on the number of batches that the worker has fetched. A
+    resume does not know this number.
     """
 
     def __init__(self, inner: Dataset[Any], seed: int) -> None:
@@ -150,7 +156,7 @@ class _Planned(Dataset[Any]):
 def samples_of(dataset: Dataset[Any], ids: list[int]) -> list[Any]:
     """Return the samples with these indices.
 
-    They are fetched all at once if the data set supports that, and otherwise one by one.
+    If the data set has `__getitems__`, one call fetches all samples. If not, each sample is fetched by a call.
     """
     many = attribute(dataset, "__getitems__")
     return many(ids) if many is not None else [dataset[index] for index in ids]
@@ -162,7 +168,7 @@ def _order_of(loader: DataLoader[Any], *, recipe: str, seed: int, skips: tuple[S
         raise RecipeError(recipe=recipe, why=why, fix="use a map-style data set.")
     if loader.batch_size is None and loader.batch_sampler is None:
         why = "its DataLoader has batch_size=None, which makes no batches."
-        raise RecipeError(recipe=recipe, why=why, fix="give it a batch_size, or a batch_sampler.")
+        raise RecipeError(recipe=recipe, why=why, fix="give the DataLoader a batch_size or a batch_sampler.")
     if has_own_sampler(loader):
         return _sampled(loader, recipe=recipe, seed=seed, skips=skips)
     assert loader.batch_size is not None
@@ -197,7 +203,7 @@ def _sampled(loader: DataLoader[Any], *, recipe: str, seed: int, skips: tuple[Sk
 
 
 class Group(NamedTuple):
-    """The batches of one step. All of them belong to one epoch."""
+    """The batches of one step. All batches of a group belong to one epoch."""
 
     start: int
     """Position of the first sample of the group."""
@@ -212,7 +218,7 @@ class Group(NamedTuple):
 
     @classmethod
     def of(cls, batches: Sequence[Batch]) -> Self:
-        """The group of these consecutive batches."""
+        """Return the group of these consecutive batches."""
         first, last = batches[0], batches[-1]
         if first is last:
             return cls(first.start, len(first.ids), first.ids, [first.content], [first.weight])
@@ -222,7 +228,7 @@ class Group(NamedTuple):
 
 
 def grouped(feed: Feed, samples_seen: int, *, count: int) -> Iterator[Group]:
-    """Yield all groups of `count` batches after the beginning of a group. The last group of an epoch may be smaller."""
+    """Yield groups of `count` batches, from position `samples_seen`. The last group of an epoch may be smaller."""
     group: list[Batch] = []
     for batch in feed.batches(samples_seen):
         group.append(batch)
@@ -233,20 +239,20 @@ def grouped(feed: Feed, samples_seen: int, *, count: int) -> Iterator[Group]:
 
 _NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _BEFORE_THE_JOIN = 100
-"""Priority of a finalizer that multiprocessing calls before it ends its child processes and waits for them."""
+"""Priority of a finalizer. With this value, multiprocessing calls the finalizer before it ends its child processes."""
 
 _workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 _ended_at_exit: set[int] = set()
-"""Ids of the processes that kill their workers at exit. A child process inherits this set, but not the finalizers."""
+"""Ids of processes with a finalizer that kills the workers. A child process inherits this set, but no finalizers."""
 
 
 class Loader(DataLoader[Any]):
     """A DataLoader whose workers ignore SIGTERM, SIGUSR1 and Ctrl-C.
 
-    Forked workers ignore these signals from the beginning. A platform signals every process of a machine, and a
-    terminal signals every process in its foreground. If such a signal killed a worker, the training step would raise an
-    error, and a preemption would look like a bug. Instead, the trainer acts on the notice and ends its workers itself,
-    even workers of an iterator that a script still holds at its end.
+    Forked workers ignore these signals from the beginning. A platform signals every process of a machine, and a terminal
+    signals every process in its foreground. If a signal killed a worker, the training step would raise an error, and a
+    preemption would look like a bug. Instead, the trainer acts on the notice and ends its workers itself. The trainer
+    also ends the workers of an iterator that a script still holds at its end.
     """
 
     def __init__(self, dataset: Any, *, worker_init_fn: Callable[[int], None] | None = None, **fields: Any) -> None:
@@ -280,9 +286,9 @@ class _IgnoreNotices:
 
 
 def _end_at_exit(workers: Any) -> None:
-    """Kill these processes when this process exits.
+    """Kill these worker processes when this process exits.
 
-    Otherwise multiprocessing would send SIGTERM to them and wait for ever.
+    Without this finalizer, multiprocessing would send SIGTERM to the workers and wait for ever.
     """
     _workers.update(workers)
     if os.getpid() not in _ended_at_exit:

@@ -1,9 +1,9 @@
-"""Computes the order of the data and the position in it as pure functions of (seed, epoch, samples seen).
+"""Computes the order of the data and positions in this order, as pure functions of (seed, epoch, samples seen).
 
-The shuffle is a keyed bijection of 0..n-1. It is a balanced Feistel network over the next power of four, and walks
-along the cycle until the result is below n (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
-The sample at any position is therefore known without drawing the samples before it. The order costs no memory, does not
-depend on the world size, and does not change when a library changes its shuffle.
+The shuffle is a keyed bijection of 0..n-1: a balanced Feistel network over the next power of four. The network is
+applied again until the result is below n (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
+Therefore segue computes the sample at any position without the samples before it. The order needs no memory. Neither
+the world size nor a library's shuffle changes the order.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _MIXES = ((np.uint64(30), _MIX_1), (np.uint64(27), _MIX_2))
 _LAST_SHIFT = np.uint64(31)
 _BLOCK_SAMPLES, _BLOCKS_KEPT = 32_768, 4
-"""Number of positions that are permuted at once, and number of such blocks that are kept.
+"""Number of positions that one call permutes, and number of permuted blocks that the cache keeps.
 
-For a single batch, the calls would cost more than the arithmetic.
+For a single batch, the overhead of the calls would exceed the arithmetic.
 """
 
 
@@ -69,8 +69,8 @@ def shuffled(positions: Ids, *, count: int, seed: int, epoch: int) -> Ids:
 def _block(number: int, size: int, stop: int, epoch: tuple[int, int, int]) -> Ids:
     """Return the sample ids of one block of a shuffled epoch.
 
-    The block ends at `stop`. The array is shared and therefore not writable. `epoch` contains the number of samples,
-    the seed and the number of the epoch.
+    The block ends at `stop`. Callers share the array, so the array is read-only. `epoch` contains the number of
+    samples, the seed and the number of the epoch.
     """
     positions = np.arange(number * size, min((number + 1) * size, stop), dtype=np.uint64)
     count, seed, which = epoch
@@ -107,11 +107,14 @@ class SampleOrder:
     shuffle: bool
     drop_last: bool
     skips: tuple[Skip, ...] = ()
-    """Ranges of positions that are skipped. Skipped positions still count, so that no other batch moves."""
+    """Ranges of positions that the run skips.
+
+    Skipped positions still count, so the other batches keep their positions.
+    """
 
     @cached_property
     def samples_per_epoch(self) -> int:
-        """Number of samples in one epoch. The value is less than `count` if a short last batch is dropped."""
+        """Number of samples in one epoch. If a short last batch is dropped, the value is less than `count`."""
         return self.count - self.count % self.batch_size if self.drop_last else self.count
 
     @property
@@ -152,9 +155,9 @@ class SampleOrder:
             position += self.batch_length(position)
 
     def is_skipped(self, samples_seen: int) -> bool:
-        """Whether the batch after `samples_seen` is skipped.
+        """Whether the run skips the batch after `samples_seen`.
 
-        A batch is skipped if at least one of its samples is in a skipped range.
+        The run skips a batch if at least one sample of the batch is in a skipped range.
         """
         if not self.skips:
             return False
@@ -173,7 +176,7 @@ class SampleOrder:
     def batch(self, samples_seen: int) -> Ids:
         """Return the sample ids of the batch after `samples_seen`.
 
-        The array may be shared, so a caller must copy it before a change.
+        Callers may share the array. Copy the array before you change it.
         """
         epoch, start = divmod(samples_seen, self.samples_per_epoch)
         stop = start + self.batch_length(samples_seen)

@@ -1,9 +1,8 @@
 """Makes passes over a user's DataLoader.
 
-A pass may begin at any batch, and has the order in which the loader itself draws the batches. A sampler draws its order
-from random streams at the beginning of a pass. If these random streams are restored to their state at the beginning of
-the pass, the sampler draws the same order again. Batches that were already used are left out before their samples are
-fetched.
+A pass may begin at any batch, and uses the order in which the loader itself draws the batches. A sampler draws its
+order from random streams at the beginning of a pass. If the random streams have their state from the beginning of the
+pass, the sampler draws this order again. A pass does not fetch the samples of batches that were already used.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class Drawn(NamedTuple):
     content: Any
     """The batch that the loader returns."""
     ids: Ids
-    """The ids of the samples in the batch. The list is empty if the sampler does not draw integers."""
+    """The ids of the samples in the batch. If the sampler does not draw integers, the array is empty."""
     order: str
-    """Hash of all draws that the sampler has made in this pass so far."""
+    """Hash of all draws of the sampler in this pass, up to this batch."""
 
 
 class Passes(Protocol):
@@ -45,15 +44,15 @@ class Passes(Protocol):
 
     @property
     def skipped_order(self) -> str | None:
-        """Return the hash of the sampler's draws for the batches that were left out.
+        """Return the hash of the sampler's draws for the skipped batches.
 
-        Return None if the draws are not known.
+        If the draws are not known, return None.
         """
         ...
 
 
 class RepeatedPasses:
-    """Passes over a loader of unknown type. The batches that are left out have to be fetched again."""
+    """Passes over a loader of unknown type. A resume must fetch the skipped batches again."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self._loader = loader
@@ -62,7 +61,7 @@ class RepeatedPasses:
     def begin(self, number: int, *, skip: int = 0) -> Iterator[Drawn]:
         """Yield the batches without the first `skip` batches.
 
-        The skipped batches are fetched before the method returns.
+        The method fetches the skipped batches before it returns.
         """
         batches = iter(self._loader)
         for _ in islice(batches, skip):
@@ -82,8 +81,8 @@ class LoaderPasses:
     def begin(self, number: int, *, skip: int = 0) -> Iterator[Drawn]:
         """Yield the batches of pass `number` without the first `skip` batches.
 
-        The samples of the skipped batches are not fetched. The call draws the same random numbers as the loader itself
-        would at the beginning of the pass.
+        The method does not fetch the samples of the skipped batches. It draws the same random numbers that the loader
+        itself draws at the beginning of a pass.
         """
         if number == 0 or not self._loader.persistent_workers:
             # A loader seeds its workers with this number. Here, each batch has a seed of its own, and only the draw
@@ -97,7 +96,7 @@ class LoaderPasses:
 
     @property
     def skipped_order(self) -> str | None:
-        """Return the hash of the sampler's draws for the batches that were left out."""
+        """Return the hash of the sampler's draws for the skipped batches."""
         return self._sampler.skipped_order
 
     def _drawn(self, batches: Iterator[Any]) -> Iterator[Drawn]:
@@ -108,13 +107,13 @@ class LoaderPasses:
 
 class _DrawnBatch(NamedTuple):
     number: int
-    """A number for the batch's place in the run. It is mixed from the pass and the batch's number in the pass."""
+    """The batch's number in the run, which combines the number of the pass and the batch's number in the pass."""
     drawn: Any
     """The value that the sampler drew: an index, or a list of indices."""
 
 
 class _FromBatch:
-    """A sampler that leaves out the first batches of a pass and records the draws of the original sampler."""
+    """A sampler that skips the first batches of a pass, and records the draws of the original sampler."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -122,9 +121,7 @@ class _FromBatch:
         self._pass = self._next = 0
         self._skip = 0
         self.drawn: deque[tuple[Ids, str]] = deque()
-        """For each batch that was drawn but not used yet, the ids of its samples and the hash of the pass up to the
-        batch.
-        """
+        """For each batch that was drawn but not used yet: the sample ids, and the hash of the draws up to the batch."""
         self.skipped_order = self._order = ""
 
     def __len__(self) -> int:
@@ -136,7 +133,7 @@ class _FromBatch:
         self.drawn.clear()
 
     def start(self) -> None:
-        """Draw the batches that are left out, if they were not drawn before."""
+        """Draw the skipped batches, if the sampler has not drawn them yet."""
         if self._rest is not None:
             return
         self._rest = iter(self._inner)
@@ -162,11 +159,11 @@ class _FromBatch:
 
 
 class _Fetched(Dataset[Any]):
-    """Fetches the samples of a plan.
+    """Fetches the samples of a drawn batch.
 
-    In worker processes, it seeds the random streams for each batch by the batch's place in the run. Without these
-    seeds, a worker's random augmentation would depend on the number of batches that the worker has fetched. A resume
-    does not know this number.
+    In worker processes, the class seeds the random streams for each batch by the batch's position in the run. Without
+    these seeds, a worker's random augmentation would depend on the number of batches that the worker has fetched. A
+    resume does not know this number.
     """
 
     def __init__(self, inner: Dataset[Any], seed: int) -> None:

@@ -1,7 +1,7 @@
-"""Draws the order of the user's own sampler as a function of seed and epoch.
+"""Makes the order of the user's own sampler a function of seed and epoch.
 
-A sampler draws from random streams, and segue seeds these streams for each epoch. The sampler therefore draws the same
-order in every attempt, and a run can be resumed at any position. The order of one epoch is held in memory.
+A sampler draws from random streams, and segue seeds these streams for each epoch. Therefore the sampler draws the same
+order in every attempt, and a run can resume at any position. segue holds the order of one epoch in memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Draws:
 
         Raises:
             RecipeError: the sampler's order is not a function of seed and epoch, or contains entries that are not
-                integers.
+            integers.
         """
         self._recipe, self._seed = recipe, seed
         self._is_batched = loader.batch_size is None
@@ -54,15 +54,15 @@ class Draws:
         self.epoch = lru_cache(_EPOCHS_KEPT)(self._checked)
         name = type(self.sampler).__name__
         if isinstance(self.sampler, DistributedSampler):
-            fix = "use shuffle=True: segue splits each batch over the ranks itself."
+            fix = "use shuffle=True: segue itself splits each batch over the ranks."
             raise RecipeError(recipe=recipe, why=f"its DataLoader's {name} draws the part of one rank.", fix=fix)
         if attribute(self.sampler, "__len__") is None:
             why = f"its DataLoader's {name} has no length, so it may have no end."
-            raise RecipeError(recipe=recipe, why=why, fix="give it a __len__, and let its __iter__ end.")
+            raise RecipeError(recipe=recipe, why=why, fix="give the sampler a __len__, and let its __iter__ end.")
         first, again = self._epoch(0), self._epoch(0)
         if not np.array_equal(first.ids, again.ids) or not np.array_equal(first.ends, again.ends):
             why = f"its DataLoader's {name} gives another order for the same seed and epoch."
-            fix = "let it draw from torch, NumPy, random or a generator of its own, and not change its own state."
+            fix = "let the sampler draw from torch, NumPy, random or its own generator, and not change its own state."
             raise RecipeError(recipe=recipe, why=why, fix=fix)
         self.samples = len(first.ids)
 
@@ -81,7 +81,7 @@ class Draws:
             ids = np.fromiter(chain.from_iterable(batches), np.uint64)
         except (TypeError, ValueError, OverflowError):
             why = f"its DataLoader's {type(self.sampler).__name__} does not draw numbers of samples."
-            raise RecipeError(recipe=self._recipe, why=why, fix="let it draw integers from 0 on.") from None
+            raise RecipeError(recipe=self._recipe, why=why, fix="let the sampler draw integers from 0 on.") from None
         return Pass(ids, np.cumsum([len(batch) for batch in batches], dtype=np.int64))
 
     def _drawn(self, number: int) -> list[Any]:
@@ -141,7 +141,7 @@ class SampledOrder(SampleOrder):
 
 
 def has_own_sampler(loader: DataLoader[Any]) -> bool:
-    """Whether the loader has a sampler of the user's own, and not a sampler that `shuffle` selects."""
+    """Whether the user gave the loader a sampler, instead of a value of `shuffle`."""
     if loader.batch_size is None:
         return loader.batch_sampler is not None
     sampler = loader.sampler
@@ -151,7 +151,7 @@ def has_own_sampler(loader: DataLoader[Any]) -> bool:
 
 
 def _generators(sampler: Any, depth: int = 4) -> Iterator[Any]:
-    """The random generators of a sampler and of the samplers in it."""
+    """Yield the random generators of a sampler and of its inner samplers."""
     for value in attribute(sampler, "__dict__", {}).values():
         if isinstance(value, STREAMS):
             yield value
@@ -161,9 +161,9 @@ def _generators(sampler: Any, depth: int = 4) -> Iterator[Any]:
 
 @contextmanager
 def _seeded(generators: Iterable[Any], seed: int) -> Iterator[None]:
-    """A block in which generators begin at this seed.
+    """While the block runs, the generators start from this seed.
 
-    At the end of the block, the states of the generators are restored.
+    The end of the block restores the states of the generators.
     """
     before: list[tuple[Any, Any]] = []
     for number, generator in enumerate(generators):

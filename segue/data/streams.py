@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 STREAMS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-"""The kinds of random number generators."""
+"""The types of random number generators that segue can read and restore."""
 
 
 def state_of_stream(stream: Any) -> Any:
@@ -29,7 +29,7 @@ def state_of_stream(stream: Any) -> Any:
 
 
 def set_state_of_stream(stream: Any, state: Any) -> None:
-    """Set the state of a generator to a result of `state_of_stream` for the same kind of generator."""
+    """Set the state of a generator to a value that `state_of_stream` returned for the same type of generator."""
     if isinstance(stream, (torch.Generator, np.random.RandomState)):
         stream.set_state(state)
     elif isinstance(stream, np.random.Generator):
@@ -40,7 +40,7 @@ def set_state_of_stream(stream: Any, state: Any) -> None:
 
 @dataclass(frozen=True)
 class GlobalStream:
-    """A random stream of the whole process, as a component that can be captured and restored."""
+    """A random stream of the whole process, as a component that segue captures and restores."""
 
     read: Callable[[], Any]
     write: Callable[[Any], None]
@@ -62,7 +62,7 @@ GLOBAL_STREAMS = {
 
 @contextmanager
 def streams_kept() -> Iterator[None]:
-    """A block after which the global random streams are restored, including the streams of CUDA devices in use."""
+    """Restore the global random streams at the end of the block, including the streams of CUDA devices in use."""
     before = {name: stream.capture() for name, stream in GLOBAL_STREAMS.items()}
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:

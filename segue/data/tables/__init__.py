@@ -1,5 +1,6 @@
 """Defines the rules by which files become tables.
 
-Every reader of segue uses these rules, and docs/your-data.md explains them. The module `facts` describes each column of
-a file, `layout` gives a column one type in all files of a window, and `reader` reads a file in the types of a layout.
+Every reader of segue uses these rules, and docs/your-data.md explains them. The module `column_facts` describes each
+column of a file. `column_types` gives a column one type in all files of a window. `row_reader` reads a file in these
+types.
 """

@@ -1,4 +1,4 @@
-"""Converts CSV cells from text to values. A column gets the first type of a list that fits all cells of the column."""
+"""Converts CSV cells from text to values. A column gets the first type in `CANDIDATES` that fits all its cells."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from segue.spec import Reading
 
 MOST_EXACT = 2**53
-"""Limit up to which floating point represents every whole number exactly."""
+"""Largest whole number up to which a 64-bit float represents every whole number exactly."""
 CANDIDATES: tuple[pa.DataType, ...] = (
     pa.int64(),
     pa.uint64(),
@@ -22,7 +22,7 @@ CANDIDATES: tuple[pa.DataType, ...] = (
     pa.timestamp("us", "UTC"),
     pa.timestamp("ns", "UTC"),
 )
-"""The possible types of a column, in the order in which they are tried. If no type fits, the column is text."""
+"""The types that segue tries for a column, in this order. If no type fits, the column is text."""
 NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 TIME = r"^\s*\d{4}-\d{2}-\d{2}([ T]\d{2}.*)?\s*$"
 OTHER_NUMBER = r"^\s*[+-]?(\d{1,3}([. ']\d{3})+(,\d+)?|\d+,\d+|\d{1,3}(,\d{3})+(\.\d+)?)\s*$"
@@ -36,7 +36,7 @@ NULL_WORDS = (
 
 
 def values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
-    """Convert cells to values of a type. Digits that floating point cannot represent are lost.
+    """Convert cells to values of a type. The conversion loses digits that floating point cannot represent.
 
     Raises:
         pyarrow.ArrowInvalid: a cell is not a value of this type.
@@ -55,7 +55,7 @@ def values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
 
 
 def exact_values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
-    """Convert cells like `values_of`, but without loss of digits, because a loss of digits would change ids.
+    """Convert cells to values of a type without loss of digits, because a loss of digits would change ids.
 
     Raises:
         pyarrow.ArrowInvalid: a cell is not a value of this type, or has too many digits.
@@ -68,7 +68,7 @@ def exact_values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.
 def first_refused(cells: pa.Array, cast: Callable[[pa.Array], object]) -> int:
     """Return the index of the first cell for which `cast` raises an exception.
 
-    `cast` must raise an exception for the whole array.
+    For the whole array, `cast` must raise an exception.
     """
     begin, end = 0, len(cells)
     while end - begin > 1:
@@ -83,9 +83,9 @@ def first_refused(cells: pa.Array, cast: Callable[[pa.Array], object]) -> int:
 
 
 def matching(cells: pa.Array, patterns: tuple[str, ...]) -> Iterator[tuple[int, int | None]]:
-    """Return for each pattern the number of cells that match, and the index of the first cell that does not match.
+    """Yield for each pattern the number of cells that match, and the index of the first cell that does not match.
 
-    The index is None if all cells match.
+    If all cells match, the index is None.
     """
     counted = pc.value_counts(pc.drop_null(cells))
     values, counts = counted.field("values"), counted.field("counts")

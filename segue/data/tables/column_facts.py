@@ -1,6 +1,6 @@
-"""Collects facts about the columns of a file.
+"""Determines the type, the number of missing values and the limits of each column of a file.
 
-For a CSV file, the facts come from every cell, and not only from a part of the file.
+For a CSV file, the module examines every cell, not only a part of the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ColumnFacts(NamedTuple):
     """Facts about the content of a column of a file."""
 
     kind: pa.DataType | None
-    """The type of the column. The value is None if no row has a value."""
+    """The type of the column. If no row has a value, the type is None."""
     nulls: int
     is_exact: bool = True
     """Whether the column's whole numbers keep their exact values in floating point."""
@@ -32,12 +32,12 @@ class ColumnFacts(NamedTuple):
     is_words: bool = False
     """Whether all cells are words such as NA.
 
-    In a column of text, such words are text. In other columns, they are missing values.
+    In a column of text, the word NA is text. In other columns, the word NA is a missing value.
     """
     problem: str | None = None
-    """The reason in words why the type of the column is not certain."""
+    """Text with the reason why the type of the column is not certain."""
     fix: str = ""
-    """The settings in retrain.toml that solve the problem. `{setting}` stands for the setting of the column's type."""
+    """The settings in retrain.toml that solve the problem. `{setting}` is a placeholder for the name of the setting."""
 
 
 class FileFacts(NamedTuple):
@@ -67,7 +67,7 @@ def csv_facts(path: Path, *, name: str, reading: Reading) -> FileFacts:
 
 @dataclass
 class _Pattern:
-    """The number of a column's cells in one notation, and the first cell that is not in this notation."""
+    """The number of a column's cells in one notation, and the first cell in another notation."""
 
     regex: str
     words: str
@@ -80,7 +80,7 @@ class _Pattern:
 class _Column:
     """The type of a column's cells so far.
 
-    The type only changes to a wider type, which can also represent all earlier cells.
+    The type changes only to a wider type that can also represent all earlier cells.
     """
 
     reading: Reading
@@ -99,7 +99,7 @@ class _Column:
     )
 
     def add(self, cells: pa.Array, *, begin: int) -> None:
-        """Add the next cells. The first of these cells is in row `begin`."""
+        """Add the next cells of the column. `begin` is the row of the first of these cells."""
         if cells.null_count == len(cells):
             self.nulls += len(cells)
             return
@@ -166,8 +166,9 @@ class _Column:
                 pattern.other = begin + row, cells[row].as_py()
 
     def _problem(self) -> dict[str, Any]:
-        """Return the reason why a column of text was perhaps meant to have another type: most of its cells have this
-        other type.
+        """Return the reason why a column of text probably should have another type.
+
+        The reason is that most cells of the column fit this other type.
         """
         if self.kind is None or not pa.types.is_string(self.kind):
             return {}
