@@ -1,4 +1,4 @@
-"""Runs checks and collects their results. A check that fails or hangs does not stop the other checks."""
+"""Runs checks and collects their results. If a check fails or hangs, the other checks still run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_LIMIT_SECONDS = 60.0
 
 
 class CheckOutcome(StrEnum):
-    """The outcome of a check. `skipped` means that the check was not made. A skipped check does not count as `ok`."""
+    """The outcome of a check. `skipped` means that the doctor did not run the check, which is not the same as `ok`."""
 
     OK = "ok"
     WARN = "warn"
@@ -49,12 +49,12 @@ def ok(reason: str) -> Result:
 
 
 def warn(reason: str, *, fix: str) -> Result:
-    """Return the result for a run that works, but with a disadvantage."""
+    """Return the result of a check for a run that works, but with a disadvantage."""
     return Result(CheckOutcome.WARN, reason, fix)
 
 
 def fail(reason: str, *, fix: str) -> Result:
-    """Return the result for a run that cannot work, or that would lose work or data."""
+    """Return the result of a check for a run that cannot work, or that would lose work or data."""
     return Result(CheckOutcome.FAIL, reason, fix)
 
 
@@ -70,21 +70,21 @@ def refused(error: SegueError) -> Result:
 
 @dataclass(frozen=True)
 class Item:
-    """A check to make."""
+    """A check that the doctor has to run."""
 
     name: str
     look: Callable[[], Result]
     needs: tuple[str, ...] = ()
-    """Names of earlier checks. If one of these checks has not passed, this check is skipped."""
+    """Names of earlier checks. If one of the earlier checks failed or was skipped, the doctor skips this check."""
     limit_seconds: float | None = DEFAULT_LIMIT_SECONDS
     """Time limit of the check in seconds.
 
-    The value is None if the check limits itself and runs in the caller's thread, so that Ctrl-C can end the check.
+    If the value is None, the check runs in the caller's thread, limits its own time, and ends at Ctrl-C.
     """
 
 
 def examine(items: Iterable[Item], *, on_begin: Callable[[str], None] | None = None) -> list[Check]:
-    """Make the checks one after the other. Call `on_begin` with the name of each check before the check is made.
+    """Run the checks one after the other. Call `on_begin` with the name of each check before the check runs.
 
     A check fails if it raises an exception, or if it exceeds its time limit. After the time limit, the thread of the
     check keeps running.
@@ -98,9 +98,7 @@ def examine(items: Iterable[Item], *, on_begin: Callable[[str], None] | None = N
 
 
 def worst(results: Sequence[Result]) -> Result:
-    """Return the worst of several results of one check, with the reasons and fixes of all results that are
-    equally bad.
-    """
+    """Return the worst of several results of one check, with all reasons and fixes of this outcome."""
     order = (
         CheckOutcome.OK,
         CheckOutcome.SKIPPED,
@@ -114,7 +112,7 @@ def worst(results: Sequence[Result]) -> Result:
 
 
 def joined(fixes: Iterable[str]) -> str:
-    """Join several fixes into one sentence, without repetitions. The text is empty if there are no fixes."""
+    """Join several fixes into one sentence, without repetitions. If there are no fixes, return an empty text."""
     each = dict.fromkeys(fix.removesuffix(".") for fix in fixes if fix)
     return f"{'; '.join(each)}." if each else ""
 

@@ -10,17 +10,17 @@ from segue.stores.base import Examinable
 from segue.units import duration
 
 _WARN_SECONDS, _FAIL_SECONDS = 5.0, 60.0
-"""Clock differences in seconds from which a check warns or fails.
+"""Differences between the clocks in seconds: from the first value the check warns, from the second value it fails.
 
-S3 refuses requests if the clock is 15 minutes off. AWS announces an interruption two minutes ahead, by the clock of
-AWS.
+S3 refuses requests if the clock is wrong by 15 minutes. AWS announces an interruption two minutes ahead, by the clock
+of AWS.
 """
 _WHOLE_SECONDS = 1.0
-"""Rounding error in seconds of stores that show times in whole seconds."""
+"""Rounding error in seconds, because some stores show times in whole seconds."""
 
 
 def clock_skew(store: Store, scratch: Scratch, *, clock: Clock) -> Result:
-    """Compare the two clocks, by the time at which the store shows that an object was written."""
+    """Compare this machine's clock with the time that the store records for a new object."""
     if not isinstance(store, Examinable):
         return skipped("this kind of store does not show when an object was written")
     key = scratch.new_key()
@@ -36,11 +36,11 @@ def clock_skew(store: Store, scratch: Scratch, *, clock: Clock) -> Result:
 
 
 def judge_skew(seconds: float, *, is_ahead: bool) -> Result:
-    """Judge whether a difference of this size between the clocks is harmful. The function is pure.
+    """Judge whether this difference between the machine's clock and the store's clock is harmful. The function is pure.
 
-    An attempt compares the time of a preemption on AWS or Azure with its own clock, and S3 refuses requests whose time
-    is far off. The parent uses the clock of its Prefect server. Only if the server does not answer, the parent uses its
-    own clock. Heartbeats are compared by their counters, not by clocks.
+    An attempt compares the time of a preemption on AWS or Azure with its own clock. S3 refuses requests whose time
+    is far off. The parent uses the clock of its Prefect server. If the server does not answer, the parent uses its
+    own clock. segue compares heartbeats by their counters, not by clocks.
     """
     if seconds < _WARN_SECONDS:
         return ok(f"this machine's clock and the store's differ by less than {duration(_WARN_SECONDS)}")

@@ -1,4 +1,4 @@
-"""Checks of the cluster on which a run's trainers start: as jobs of Slurm, or as actors of Ray."""
+"""Checks the cluster on which a run's trainers start, as Slurm jobs or as Ray actors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def items(subject: Subject) -> list[Item]:
 
 
 def slurm(subject: Subject) -> Result:
-    """Check that the run's Slurm jobs can run: commands, folder, partitions and rights, nodes, time, options."""
+    """Check what the run's Slurm jobs need: commands, folder, partitions, rights, nodes, time limits and options."""
     if subject.spec is None or subject.spec.slurm is None:
         return skipped(subject.why_no_spec if subject.spec is None else "the run spec has no [slurm] table")
     table = subject.spec.slurm
@@ -35,7 +35,7 @@ def slurm(subject: Subject) -> Result:
 
 
 def ray(subject: Subject, *, longest_seconds: float = _RAY_SECONDS) -> Result:
-    """Check that the run's trainers can run on Ray: the cluster, its resources, Python and torch on its nodes."""
+    """Check what the run's trainers need on Ray: the cluster, its resources, and Python and torch on its nodes."""
     if subject.spec is None or subject.spec.ray is None:
         return skipped(subject.why_no_spec if subject.spec is None else "the run spec has no [ray] table")
     return judged(

@@ -1,6 +1,6 @@
 """Checks this machine: memory, files, cores, disks, accelerators and versions.
 
-Run these checks on a machine of the pool.
+Run the checks on a machine of the run's work pool.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHARED = Path("/dev/shm")  # noqa: S108 - a mount that every Linux has
 _SHARED_BYTES = 2**30
 _DESCRIPTORS, _DESCRIPTORS_AT_ALL = 1024, 256
 _BESIDE = 1.05
-"""The memory for the state and its copies is multiplied by this factor, which adds a reserve of 5 %."""
+"""Factor for the memory of the state and its copies, which adds a reserve of 5 %."""
 _MEMORY_SHARE = 0.8
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _CUBLAS_DETERMINISTIC = (":4096:8", ":16:8")
@@ -46,7 +46,7 @@ The device files of AMD are not used, because a processor's graphics unit has th
 def items(subject: Subject) -> list[Item]:
     """Return the checks of this machine.
 
-    The checks use results of the store's checks and the recipe's checks, which run earlier.
+    The checks use results of the store's checks and the recipe's checks. Those checks run earlier.
     """
     valid, readable = "spec.valid", ("store.read", "store.list")
     probe_seconds = 180.0
@@ -73,7 +73,7 @@ def torch(subject: Subject) -> Result:
 
 
 def shared_memory(folder: Path) -> Result:
-    """Check the space in /dev/shm. Staging buffers do not use this space, because they are anonymous memory."""
+    """Check the space in /dev/shm. Staging buffers are anonymous memory and do not use /dev/shm."""
     try:
         room = shutil.disk_usage(folder).total
     except OSError as error:
@@ -93,7 +93,7 @@ def judge_shared_memory(folder: Path, room: int) -> Result:
 
 
 def file_descriptors() -> Result:
-    """Check the limit on open files for processes on this machine."""
+    """Check how many files a process on this machine may open."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY or limit >= _DESCRIPTORS:
         return ok("no limit on open files" if limit == resource.RLIM_INFINITY else f"{limit} open files are permitted")
@@ -103,7 +103,7 @@ def file_descriptors() -> Result:
 
 
 def cores(subject: Subject, *, groups: Path = _GROUPS) -> Result:
-    """Check that there is a core for each rank, and one more for the writer process."""
+    """Check that the machine has one core for each rank, and one more core for the writer process."""
     ranks = (subject.spec.ranks_of_a_node if subject.spec is not None else 1) or max(subject.accelerators, 1)
     found = min(float(len(os.sched_getaffinity(0))), _permitted_cores(groups))
     if found >= ranks + 1:
@@ -116,7 +116,7 @@ def cores(subject: Subject, *, groups: Path = _GROUPS) -> Result:
 
 
 def _permitted_cores(groups: Path) -> float:
-    """Return the limit on cores of this container's control group (version 2 or 1). Return inf if there is no limit."""
+    """Return the core limit of this container's control group (version 2 or 1). If there is no limit, return inf."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             quota, period = " ".join((groups / name).read_text(encoding="ascii") for name in names).split()
@@ -127,7 +127,7 @@ def _permitted_cores(groups: Path) -> float:
 
 
 def memory(subject: Subject) -> Result:
-    """Check that the memory is sufficient for the state and its copies."""
+    """Check that the free memory suffices for the state and its copies."""
     assert subject.spec is not None
     if subject.state_bytes is None:
         return skipped("the size of the state is not known: the run has no checkpoint, and the rehearsal was not made")
@@ -147,7 +147,7 @@ def judge_memory(state_bytes: int, *, copies: int, free: float) -> Result:
 
 
 def disk(subject: Subject) -> Result:
-    """Check the free disk space for checkpoints, in a store that is a folder and in the fast folder."""
+    """Check the free disk space for checkpoints in the fast folder, and in the store if the store is a folder."""
     assert subject.spec is not None
     kept = subject.spec.checkpoints
     folders = [subject.opened.root] if isinstance(subject.opened, LocalStore) else []
@@ -175,7 +175,7 @@ def disk(subject: Subject) -> Result:
 
 
 def _stored_bytes(folder: Path) -> int:
-    """Bytes that the run's checkpoints already use in this folder."""
+    """Return the number of bytes that the run's checkpoints already use in this folder."""
     found = 0
     for above, _, names in os.walk(folder):
         for name in names:
@@ -192,7 +192,10 @@ def accelerator(subject: Subject, *, devices: Path = Path("/dev")) -> Result:
 
 
 def judge_accelerator(spec: RunSpec, history: History, *, accelerators: int, has_gpu: bool) -> Result:
-    """Judge the check `accelerator`. `has_gpu` is also true for a GPU that torch does not see. The function is pure."""
+    """Judge whether the accelerators suffice.
+
+    `has_gpu` is also true for a GPU that torch does not see. The function is pure.
+    """
     devices = [attempt.claim.environment.device for attempt in history.attempts]
     used = next((name for name in reversed(devices) if name != "cpu"), None)
     asked = spec.device == "cuda" or (spec.device == "auto" and used is not None)
@@ -218,7 +221,7 @@ def judge_accelerator(spec: RunSpec, history: History, *, accelerators: int, has
 
 
 def determinism(subject: Subject) -> Result:
-    """Check that no environment variable disables the deterministic kernels that the run asks for."""
+    """If the run sets `deterministic`, check that no environment variable disables deterministic kernels."""
     assert subject.spec is not None
     if not subject.spec.deterministic:
         return skipped("deterministic is not set")
@@ -228,7 +231,7 @@ def determinism(subject: Subject) -> Result:
 def judge_determinism(environ: Mapping[str, str]) -> Result:
     """Judge the environment variables that deterministic kernels need.
 
-    Segue sets the variables that are not set. The function is pure.
+    If a variable is not set, segue sets it. The function is pure.
     """
     given = {name: environ[name] for name in DETERMINISTIC_VARIABLES if name in environ}
     if given.get(_CUBLAS, _CUBLAS_DETERMINISTIC[0]) not in _CUBLAS_DETERMINISTIC:
@@ -255,7 +258,7 @@ def nccl(subject: Subject) -> Result:
 
 
 def judge_nccl(spec: RunSpec, *, accelerators: int, has_nccl: bool) -> Result:
-    """Judge the check `nccl`. The function is pure."""
+    """Judge whether torch has NCCL, if the run needs NCCL. The function is pure."""
     ranks = spec.ranks or accelerators
     if ranks < 2 or spec.device == "cpu" or not accelerators:
         return skipped("the run does not train with several ranks on accelerators")
@@ -268,7 +271,7 @@ def judge_nccl(spec: RunSpec, *, accelerators: int, has_nccl: bool) -> Result:
 
 
 def versions(subject: Subject) -> Result:
-    """Check that Python and torch have the same versions as in the run's newest attempt."""
+    """Compare the versions of Python and torch with the versions in the run's newest attempt."""
     claims = [attempt.claim.environment for attempt in subject.history.attempts]
     facts = subject.probed.torch
     if not claims or facts is None:
@@ -277,7 +280,7 @@ def versions(subject: Subject) -> Result:
 
 
 def judge_versions(last: Environment, *, python: str, torch_version: str) -> Result:
-    """Judge the check `versions`. The function is pure."""
+    """Judge whether the versions of Python and torch differ from the newest attempt. The function is pure."""
     pairs = (("Python", last.python, python), ("torch", last.torch, torch_version))
     changed = [f"{name} {before}, here is {now}" for name, before, now in pairs if before and before != now]
     if changed:

@@ -1,4 +1,4 @@
-"""Checks of the sources of termination notices on this machine."""
+"""Checks the sources of notices on this machine: metadata services and the notice file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ENABLE = f"unset {DISABLED_VARIABLE}, or set notices = [] if SIGTERM is the not
 
 
 def items(subject: Subject) -> list[Item]:
-    """The checks of the subject's notices."""
+    """Return the checks of the sources of notices."""
     return [
         Item("notices.metadata", partial(metadata, subject)),
         Item("notices.hop-limit", partial(hop_limit, subject)),
@@ -38,7 +38,7 @@ def items(subject: Subject) -> list[Item]:
 
 
 def metadata(subject: Subject, *, dmi: Path = _DMI) -> Result:
-    """Check that the metadata services which the run watches answer on this machine."""
+    """Check that each metadata service in the run's `notices` answers on this machine."""
     wanted = subject.spec.notices if subject.spec is not None else None
     if wanted is None:
         return _searched(subject, vendor_platform(dmi))
@@ -54,7 +54,7 @@ def metadata(subject: Subject, *, dmi: Path = _DMI) -> Result:
 
 
 def hop_limit(subject: Subject, *, answer_seconds: float = _ANSWER_SECONDS) -> Result:
-    """Check that tokens of AWS's metadata service reach this container. `answer_seconds` limits each wait."""
+    """Check that tokens of AWS's metadata service reach this container. Each request waits at most `answer_seconds`."""
     wanted = subject.spec.notices if subject.spec is not None else None
     if wanted is not None and not wanted:
         return skipped(_UNWATCHED)
@@ -92,7 +92,7 @@ def notice_file(subject: Subject) -> Result:
 def vendor_platform(dmi: Path) -> str | None:
     """Return the cloud that this machine's firmware names, even if no metadata service answers.
 
-    Return None for other machines.
+    If the firmware names no known cloud, return None.
     """
     found = _VENDORS.get(_read(dmi / "sys_vendor"))
     return None if found == "azure" and _read(dmi / "chassis_asset_tag") != _AZURE_TAG else found

@@ -1,7 +1,7 @@
-"""Runs a child process that imports torch and the recipe and reports facts about them.
+"""Runs a child process that imports torch and the recipe, and reports the versions, the accelerators and errors.
 
-The doctor itself imports neither of them. `python -m segue.doctor.probe FILE_DESCRIPTOR [RECIPE]` writes one line of
-JSON about torch to the file descriptor, then one line about the recipe.
+The doctor's own process imports neither torch nor the recipe. `python -m segue.doctor.probe FILE_DESCRIPTOR [RECIPE]`
+writes one line of JSON about torch to the file descriptor, then one line about the recipe.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_TORCH = "install torch for this machine."
 
 
 class TorchFacts(NamedTuple):
-    """Facts about the torch that trainers on this machine would import."""
+    """The versions of Python and torch on this machine, the number of accelerators, and whether torch has NCCL."""
 
     python: str
     torch: str
@@ -49,7 +49,7 @@ class Probed(NamedTuple):
 def probe(
     recipe: str | None, *, environ: Mapping[str, str], scratch: Scratch, limit_seconds: float = _LIMIT_SECONDS
 ) -> Probed:
-    """Ask a child process, for at most two minutes. The child's own children are killed together with the child."""
+    """Run the probe in a child process for at most `limit_seconds`. Then kill the child and its own children."""
     # Files, not pipes: a process that the recipe starts may hold a pipe open, and its output is no answer.
     with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as errors:
         named = [str(answers.fileno()), *([recipe] if recipe is not None else [])]
@@ -63,7 +63,7 @@ def probe(
 
 
 def understood(said: list[Any], how: str, recipe: str | None) -> Probed:
-    """Interpret the lines that a child has written. `how` describes the child's end. The function is pure."""
+    """Interpret the lines that a child process wrote. `how` describes how the child ended. The function is pure."""
     if not said:
         # The recipe was not reached.
         absent = fail(f"the recipe needs torch, which cannot be imported: {how}", fix=NO_TORCH)
@@ -81,7 +81,7 @@ def _ended(code: int, errors: IO[bytes]) -> str:
 
 
 def _lines(file: IO[bytes]) -> list[str]:
-    """Return the lines that a child has written, without empty lines. The last line may be incomplete."""
+    """Return the lines that a child process wrote, without empty lines. The last line may be incomplete."""
     file.seek(0)
     return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
 
@@ -96,7 +96,7 @@ def _say(answers: int, facts: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Report the facts about torch, then import the recipe, if an argument names it."""
+    """Report the version of torch and the accelerators. If an argument names a recipe, import the recipe."""
     end_with(Parent(), poll_seconds=1.0)  # A recipe that hangs at import must not outlive a doctor that was killed.
     answers = int(sys.argv[1])
     os.set_inheritable(answers, False)

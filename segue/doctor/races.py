@@ -1,7 +1,7 @@
 """Tests put-if-absent: processes and threads put different bytes to the same new keys at the same time.
 
-`python -m segue.doctor.races` is one of the processes. This process reads the store's spec from the first line of
-standard input, and a key from each further line. It answers each line with a line of JSON.
+`python -m segue.doctor.races` runs one of these processes. The process reads the store's spec from the first line of
+standard input, and a key from each further line. The process answers each line with a line of JSON.
 """
 
 from __future__ import annotations
@@ -29,23 +29,26 @@ _FIX = "use AWS S3, a store with conditional puts, or a folder on one file syste
 
 @dataclass(frozen=True)
 class Round:
-    """The outcome of one race for one key."""
+    """The outcome of one race of several writers for one new key."""
 
     winners: tuple[str, ...]
-    """The bytes of each racer that was told by the store that it created the object."""
+    """The bytes of each writer that, according to the store's answer, created the object."""
     failed: int
-    """Number of racers whose put failed with an error. The store may have written the object nevertheless."""
+    """Number of writers whose put failed with an error.
+
+    The store may still have written the object of such a writer.
+    """
     stored: str | None
-    """The bytes of the object after the race. The value is None if there is no object."""
+    """The bytes of the object after the race. If there is no object, the value is None."""
     racers: tuple[str, ...] = ()
-    """The content that each of the racing writers tried to store."""
+    """The bytes that each writer tried to store."""
 
 
 def judge(rounds: Sequence[Round], *, racers: int) -> Result:
-    """Judge whether each key had exactly one winner, and whether the winner's bytes are still stored.
+    """Judge whether each key had exactly one winner, and whether the store still has the winner's bytes.
 
-    The function is pure. If the answer to a racer's put was lost, the retry may report another winner although the
-    racer's bytes are stored.
+    The function is pure. If the store's answer to a put was lost, the retry may report another winner, although the
+    store has the bytes of this put.
     """
     several = next((race for race in rounds if len(race.winners) > 1), None)
     if several is not None:
@@ -67,7 +70,7 @@ def judge(rounds: Sequence[Round], *, racers: int) -> Result:
 
 
 def race(store: Store, spec: StoreSpec, scratch: Scratch) -> Result:
-    """Race real processes for new keys, and judge the outcome."""
+    """Let several processes put different bytes to new keys at the same time, and judge the outcomes."""
     keys = [scratch.new_key() for _ in range(ROUNDS)]
     command = [sys.executable, "-m", "segue.doctor.races"]
     try:
@@ -124,7 +127,7 @@ def _put(store: Store, key: str, start: threading.Barrier) -> tuple[str, bool | 
 
 
 def main() -> None:
-    """Take part in a race for each key on standard input, until the input ends."""
+    """For each key on standard input, put bytes from several threads at once, until the input ends."""
     store = open_store(StoreSpec.model_validate_json(sys.stdin.readline()))
     start = threading.Barrier(_THREADS)
     with ThreadPoolExecutor(_THREADS) as threads:

@@ -1,4 +1,4 @@
-"""Checks the recipe or program: start of the run, imports, data files, a rehearsal, and the time of a save."""
+"""Checks the recipe or program: the start of the run, imports, data files, a rehearsal, and the duration of a save."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def first_items(subject: Subject) -> list[Item]:
 
 
 def items(subject: Subject) -> list[Item]:
-    """Return the checks of the subject's recipe or program. They come after the checks of the store."""
+    """Return the checks of the recipe or program. The doctor runs them after the checks of the store."""
     valid, stored = "spec.valid", "store.put-if-absent"
     return [
         Item("spec.start", partial(can_begin, subject), (valid, stored)),
@@ -42,7 +42,7 @@ def items(subject: Subject) -> list[Item]:
 
 
 def is_valid(subject: Subject) -> Result:
-    """Check that the run spec can be read, and that the run spec contains no credentials."""
+    """Check that the run spec is valid and contains no credentials."""
     if subject.problem is not None:
         return refused(subject.problem)
     if subject.spec is None:
@@ -54,7 +54,7 @@ def is_valid(subject: Subject) -> Result:
 def can_begin(subject: Subject) -> Result:
     """Check that the run can begin or resume with this spec, without writing a record.
 
-    If it cannot, raise the reason.
+    If the run cannot begin, raise the error that explains the reason.
     """
     assert subject.spec is not None
     if not subject.trains:
@@ -77,7 +77,7 @@ def imports(subject: Subject) -> Result:
 
 
 def data_files(subject: Subject) -> Result:
-    """Check that every data file exists and has the right size. Attempts check the hashes before they train."""
+    """Check that every data file has the size in the run spec. Attempts check the hashes before they train."""
     assert subject.spec is not None
     data = subject.spec.data
     if data is None:
@@ -111,7 +111,7 @@ def size_of(file: DataFile, data: DataSpec) -> int:
 
 
 def save_time(subject: Subject) -> Result:
-    """Check that a save can be made between a notice and the kill."""
+    """Check that a save is shorter than the time between a notice and the kill."""
     assert subject.spec is not None
     known = subject.save_seconds
     if known is None:

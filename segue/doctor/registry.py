@@ -1,4 +1,4 @@
-"""Lists all checks, in the order in which they are made and shown. Add new kinds of checks to this list."""
+"""Lists all checks, in the order in which the doctor runs and shows them. Add new checks to this list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_SERVER = (
 )
 """The checks that need a Prefect server.
 
-`segue.prefect.doctor` makes these checks, because only this package imports Prefect.
+`segue.prefect.doctor` implements these checks, because only the package `segue.prefect` imports Prefect.
 """
 
 PARTS = (stores.items, launchers.items, recipe.items, notices.items, machine.items)
@@ -30,15 +30,15 @@ PARTS = (stores.items, launchers.items, recipe.items, notices.items, machine.ite
 
 
 def all_items(subject: Subject, of_server: Sequence[Item]) -> list[Item]:
-    """Return every check of the subject. The caller passes the checks of the Prefect server."""
+    """Return all checks in order. The caller passes the checks of the Prefect server as `of_server`."""
     of_parts = (item for part in PARTS for item in part(subject))
     return [*recipe.first_items(subject), *of_server, *of_parts]
 
 
 def unusable_server(why: str, *, fix: str) -> list[Item]:
-    """Return the checks of a server that cannot be used.
+    """Return the checks of a Prefect server that cannot be used.
 
-    The first check fails with this reason, and the other checks are skipped.
+    The first check fails with the reason `why`, and the other checks are skipped.
     """
     first, *others = OF_SERVER
     failed = Item(first, lambda: fail(" ".join(why.split()), fix=fix))
@@ -46,5 +46,5 @@ def unusable_server(why: str, *, fix: str) -> list[Item]:
 
 
 def without_server(why: str) -> list[Item]:
-    """Return the checks of the server if there is no server. All of these checks are skipped."""
+    """Return the checks of the Prefect server as skipped checks, because there is no server."""
     return [Item(name, lambda: skipped(why)) for name in OF_SERVER]

@@ -1,6 +1,6 @@
 """Chooses one type for each column of a window, from the content of all files, and finds conflicts between the files.
 
-The module is pure.
+The functions of the module are pure.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _TIMESTAMP = re.compile(r"timestamp\[(us|ns)(?:, tz=(.+))?\]")
 
 
 class Layout(NamedTuple):
-    """The columns of a window."""
+    """The columns of a window, and the conflicts between the files of the window."""
 
     columns: dict[str, str]
     """The type of each column, in the order of the first file.
 
-    A type is a type of Arrow, or a nullable type of pandas.
+    A type is the name of an Arrow type, or of a nullable pandas type.
     """
     unlike: tuple[str, ...]
-    """Conflicts between the files, in sentences."""
+    """Sentences that each describe one conflict between the files."""
 
 
 def layout_of(files: Sequence[tuple[str, FileFacts]], reading: Reading) -> Layout:
     """Return the types of the columns over all of these files.
 
-    Every reader uses these types, even if it reads only some files.
+    Even if a reader reads only some of the files, the reader uses these types.
     """
     names = dict.fromkeys(name for _, facts in files for name in facts.columns)
     columns, unlike = {}, list[str]()
@@ -71,14 +71,14 @@ def layout_of(files: Sequence[tuple[str, FileFacts]], reading: Reading) -> Layou
 def arrow_type(name: str) -> pa.DataType | None:
     """Return the Arrow type of a column of a layout.
 
-    Return None for a column that keeps the type of its file, such as a list.
+    If a column keeps the type of its file, as a list does, return None.
     """
     stamp = _TIMESTAMP.fullmatch(name)
     return pa.timestamp(stamp[1], stamp[2]) if stamp else NULLABLE.get(name) or _SIMPLE.get(name)
 
 
 def setting(column: str) -> str:
-    """The setting in retrain.toml for the type of a column."""
+    """Return the name of the setting in retrain.toml for the type of a column."""
     return f"data.reading.types.{column if re.fullmatch('[A-Za-z0-9_-]+', column) else json.dumps(column)}"
 
 
@@ -97,7 +97,7 @@ def _declared(reading: Reading, name: str, held: Sequence[tuple[str, ColumnFacts
 def _joined(held: Sequence[tuple[str, ColumnFacts]]) -> pa.DataType:
     """Return the narrowest type that can represent all values.
 
-    For values that do not fit together, return text, if possible.
+    If no numeric or time type can represent all values, return text, if possible.
     """
     kinds = [facts.kind for _, facts in held if facts.kind is not None]
     if pa.uint64() in kinds:  # Numbers that are not negative fit both types.
@@ -138,7 +138,7 @@ def _is_number(kind: pa.DataType) -> bool:
 def _for_frames(kind: pa.DataType, held: Sequence[ColumnFacts], *, is_everywhere: bool, is_declared: bool) -> str:
     """Return the type for frames.
 
-    If the window has missing values, this is a nullable type, so that all parts have the same type.
+    If the window has missing values, return a nullable type, so that the column has one type in all files.
     """
     is_missing = not is_everywhere or any(facts.nulls for facts in held)
     if is_missing and pa.types.is_boolean(kind):
@@ -175,7 +175,7 @@ def _problems(name: str, held: Sequence[tuple[str, ColumnFacts]]) -> Iterator[st
 
 
 def _in_words(kind: pa.DataType) -> str:
-    """Return the type of a column in words, without the width of its numbers, which makes no difference."""
+    """Return the type of a column as a phrase for messages, without the width of its numbers."""
     if _is_number(kind):
         return "a number"
     if pa.types.is_string(kind):

@@ -1,6 +1,4 @@
-"""Refuses files that contain far more data than their size permits, and files with columns of missing or equal
-names.
-"""
+"""Refuses files that contain far more data than their size permits, and columns without a name or with equal names."""
 
 from __future__ import annotations
 
@@ -11,7 +9,10 @@ from segue.errors import DataContentError, DataUnreadableError
 
 LEAST_LIMIT_BYTES = 2**30
 MOST_EXPANSION = 200
-"""A file may contain this multiple of its own bytes, and at least the limit above. Text compresses to about a tenth."""
+"""The content of a file may have this multiple of the file's size, and always 1 GiB.
+
+Text compresses to about a tenth.
+"""
 
 
 def refuse_more(size_bytes: int, *, path: Path, name: str) -> None:

@@ -22,7 +22,7 @@ from segue.spec import Reading
 _BLOCK_BYTES = 2**20
 """Size of a block in bytes.
 
-A row must fit into one block. Larger blocks would need much more memory in the threads that read.
+A row must fit into one block. Reader threads would need much more memory for larger blocks.
 """
 _HEAD_BYTES = 2**20
 """The header of the file must end within this number of bytes."""
@@ -40,7 +40,7 @@ _MARKS = (
 _UNEVEN = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 """This pattern matches pyarrow's message about an invalid row.
 
-Pyarrow's own handler of invalid rows fails for some encodings.
+segue parses the message because pyarrow's handler of invalid rows fails for some encodings.
 """
 
 
@@ -58,7 +58,7 @@ def read_cells(
 ) -> tuple[tuple[str, ...], Generator[pa.RecordBatch, None, None]]:
     """Return the names of the columns, and the rows in batches of text.
 
-    Empty cells and texts in `reading.nulls` are null.
+    An empty cell is null, and so is a cell with a text in `reading.nulls`.
 
     Raises:
         DataContentError: the file is empty, its header has no names, or a row breaks a rule.
@@ -176,7 +176,7 @@ def _delimiter_of(text: str, *, name: str, quote: str) -> str:
 def _explained(
     error: pa.ArrowInvalid, path: Path, dialect: _Dialect, *, name: str, reading: Reading
 ) -> DataContentError:
-    """Return an error that names the known cause: the wrong row and column."""
+    """Return an error that names the cause: the wrong row and column, if they are known."""
     uneven = _UNEVEN.search(str(error))
     if uneven:
         rule = f"it has {uneven[3]} cells, and the header of this CSV file has {uneven[2]}"
@@ -230,20 +230,20 @@ def _refuse_open_quote(
 
 
 class _Native(NamedTuple):
-    """A file in a form that Arrow can read without calling Python."""
+    """The text of a file in a form that Arrow reads without calls to Python."""
 
     stream: Any
-    """A path, or a stream of Arrow's own type."""
+    """The path of a file, or a stream of Arrow's own type."""
     tail: bytes
     """The last bytes of the file's text."""
 
 
 @contextmanager
 def _native(path: Path, encoding: str, *, name: str) -> Iterator[_Native]:
-    """A block with the text of a file in UTF-8, decompressed if needed, so that Arrow's threads do not call Python.
+    """Provide the text of a file in UTF-8, decompressed if needed, so that Arrow's threads do not call Python.
 
     Arrow's own threads read ahead, even after an error. If the process ends while a thread of Arrow calls Python, the
-    process aborts or hangs. Therefore this thread counts the bytes and decodes the text before Arrow reads it.
+    process aborts or hangs. Therefore the caller's thread counts the bytes and decodes the text before Arrow reads it.
 
     Raises:
         DataUnreadableError: the file contains far more data than its size permits, or its text does not fit into the
@@ -287,7 +287,7 @@ def _decoded(path: Path, encoding: str, file: Any, *, name: str) -> bytes:
 
 
 def _chunks(path: Path, *, name: str) -> Generator[bytes, None, None]:
-    """Yield the bytes of a file, decompressed if needed, up to a limit."""
+    """Yield the decompressed bytes of a file, up to a limit for compressed files."""
     compression, count = _compression(path), 0
     with pa.input_stream(str(path), compression=compression) as stream:
         while data := stream.read(_CHUNK_BYTES):

@@ -1,4 +1,4 @@
-"""Reads Parquet files: facts about their columns, and their columns as tables. No code in a file is run."""
+"""Reads Parquet files: the types of their columns, and the columns as tables. Reading runs no code from a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INDEX = re.compile(r"__index_level_\d+__")
 
 
 def parquet_facts(path: Path, *, name: str) -> FileFacts:
-    """Return facts about a file, from the file's metadata if the metadata is enough.
+    """Return the number of rows and the types of the columns. If the file's metadata suffices, read no values.
 
     Raises:
         DataContentError: two columns have the same name.
@@ -39,14 +39,14 @@ def parquet_facts(path: Path, *, name: str) -> FileFacts:
 
 
 def parquet_names(path: Path) -> tuple[str, ...]:
-    """The names of the columns."""
+    """Return the names of the file's data columns."""
     return tuple(field.name for field, _ in _leaves(pq.read_schema(path)))
 
 
 def parquet_columns(path: Path, names: Collection[str]) -> tuple[int, dict[str, pa.ChunkedArray]]:
-    """Return the number of rows, and these columns in the types of the file.
+    """Return the number of rows, and the columns `names` in the types of the file.
 
-    Columns that the file lacks are left out.
+    The result does not contain columns that the file lacks.
     """
     with pq.ParquetFile(path) as file:
         wanted = [field.name for field, _ in _leaves(file.schema_arrow) if field.name in names]
@@ -74,7 +74,7 @@ def as_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def common_type(kind: pa.DataType) -> pa.DataType:
-    """The type of a column, reduced to the types that readers distinguish."""
+    """Return the type of a column, reduced to the types that segue's readers distinguish."""
     if isinstance(kind, pa.BaseExtensionType):
         return common_type(kind.storage_type)
     if pa.types.is_dictionary(kind):
@@ -93,7 +93,10 @@ def common_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _leaves(schema: pa.Schema) -> list[tuple[pa.Field, int | None]]:
-    """Return the data columns, each with the number of its leaf in the file. The number is None for a nested column."""
+    """Return the data columns, each with the number of its leaf in the file.
+
+    For a nested column, the number is None.
+    """
     found, number = [], 0
     for field in schema:
         count = _count_leaves(field.type)

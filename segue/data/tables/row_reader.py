@@ -1,4 +1,4 @@
-"""Reads rows of a file in the types of a layout. An error about a wrong value names the row."""
+"""Reads the rows of a file, and converts them to the types of a layout. Errors name the row of a wrong value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from segue.spec import Reading
 
 
 def parquet_tables(path: Path, *, name: str, types: Mapping[str, str]) -> Iterator[pa.Table]:
-    """Yield the columns of `types`, in these types, as one table. A column that the file lacks has only nulls.
+    """Yield one table with the columns and types of `types`.
+
+    If the file lacks a column, the column contains only nulls.
 
     Raises:
         DataContentError: a value does not have the type of its column.
@@ -37,7 +39,7 @@ def parquet_tables(path: Path, *, name: str, types: Mapping[str, str]) -> Iterat
 
 
 def csv_tables(path: Path, *, name: str, types: Mapping[str, str], reading: Reading) -> Iterator[pa.Table]:
-    """The columns of `types` of a CSV file, in these types, as one table for each batch of rows.
+    """Yield one table for each batch of rows of a CSV file, with the columns and types of `types`.
 
     Raises:
         DataContentError: a row breaks a rule, or a value does not have the type of its column.
