@@ -1,6 +1,4 @@
-"""Runs the doctor's rehearsal: the recipe or program trains a few steps on this machine and saves into the
-run's store.
-"""
+"""Runs the doctor's rehearsal: the workload trains a few steps on this machine and saves into the run's store."""
 
 from __future__ import annotations
 
@@ -30,14 +28,14 @@ _ONCE = ("max_failures", "max_transient_failures", "max_out_of_memory", "max_hun
 
 
 class _TimeOver(Exception):
-    """The rehearsal has exceeded its time limit. After this exception, the trainer is killed."""
+    """The rehearsal exceeded its time limit. The code that catches this exception kills the trainer."""
 
 
 def rehearse(subject: Subject, *, limit_seconds: float = LIMIT_SECONDS) -> Result:
-    """Train a few steps and save them. Write the measurements to `subject.rehearsed`.
+    """Train a few steps and save them. Write the measured durations and sizes to `subject.rehearsed`.
 
-    The rehearsal uses a separate prefix in the store, and this prefix is emptied at the end. The rehearsal uses neither
-    trackers nor metadata services. If the rehearsal exceeds the time limit, the trainer is killed.
+    The rehearsal uses a separate prefix in the store, and deletes all objects of this prefix at the end. It uses
+    neither trackers nor metadata services. At the time limit, the rehearsal kills the trainer.
     """
     assert subject.spec is not None
     absent = why_not_here(subject.spec, accelerators=subject.accelerators)
@@ -69,9 +67,9 @@ def rehearse(subject: Subject, *, limit_seconds: float = LIMIT_SECONDS) -> Resul
 
 
 def why_not_here(spec: RunSpec, *, accelerators: int) -> str | None:
-    """Return the reason why a machine with this number of accelerators cannot rehearse a run of a cluster.
+    """Return the reason why a machine with this number of accelerators cannot rehearse a run that trains on a cluster.
 
-    Otherwise return None. The function is pure.
+    If the rehearsal is possible, return None. The function is pure.
     """
     needed = spec.ranks_of_a_node or 1
     if not spec.trains_elsewhere or spec.device != "cuda" or accelerators >= needed:
@@ -86,8 +84,8 @@ def why_not_here(spec: RunSpec, *, accelerators: int) -> str | None:
 def rehearsal_spec(spec: RunSpec, place: RunPlace) -> RunSpec:
     """Return the run spec of the rehearsal.
 
-    It is the spec of the run, with only a few steps and a full save after each step. The rehearsal buys no capacity. A
-    run of a cluster is rehearsed on this machine, with the ranks of one node. Therefore no job is submitted.
+    The rehearsal has the spec of the run, but trains only a few steps, with a full save after each step. It buys no
+    capacity. If the run trains on a cluster, this machine trains the ranks of one node, and segue submits no job.
     """
     return spec.model_copy(
         update={
@@ -113,7 +111,7 @@ def rehearsal_spec(spec: RunSpec, place: RunPlace) -> RunSpec:
 
 
 def measured(history: History) -> Rehearsed:
-    """The measurements of a finished rehearsal."""
+    """Return the durations and the size of the state, as measured in a finished rehearsal."""
     report = history.last_reports()[-1]
     newest = history.newest
     return Rehearsed(

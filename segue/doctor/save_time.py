@@ -1,7 +1,7 @@
-"""Checks whether a save can be made between a notice and the kill. The module is pure.
+"""Checks whether a save is shorter than the time between a notice and the kill. The module is pure.
 
-`segue doctor` shows the check. After an attempt has measured a save, the run logs the result of this check before the
-next segment.
+`segue doctor` shows this check. After an attempt has measured a save, the run also logs the result of the check before
+the next segment.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _AWS_SECONDS = 120.0
 
 
 def notice_seconds(spec: RunSpec, *, platform: str | None = None, kept_seconds: float | None = None) -> float:
-    """Seconds from a notice to the kill.
+    """Return the seconds from a notice to the kill.
 
-    If the run spec names no metadata services, the service of `platform` is watched. `kept_seconds` is the grace period
-    of the pools after SIGTERM in seconds. None means that it is unknown.
+    If the run spec names no metadata services, the run watches the service of `platform`. `kept_seconds` is the grace
+    period of the pools after SIGTERM in seconds. If the grace period is unknown, `kept_seconds` is None.
     """
     here = () if spec.trains_elsewhere else (platform,)  # This machine is no node of the cluster.
     watched = spec.notices if spec.notices is not None else here
@@ -31,10 +31,10 @@ def notice_seconds(spec: RunSpec, *, platform: str | None = None, kept_seconds: 
 
 
 def judge_save(seconds: float, *, step_seconds: float, notice_seconds: float, where: str, unless: str = "") -> Result:
-    """Judge whether a save of this duration can be made between a notice and the kill.
+    """Judge whether a save of this duration ends between a notice and the kill.
 
-    After a notice, an attempt first ends its step. The attempt then begins a last save only if the save is expected to
-    take at most 70% of the remaining time. `unless` is a text about cases in which a notice gives more time.
+    After a notice, an attempt first ends its step. If the expected duration of a save is at most 70% of the remaining
+    time, the attempt begins a last save. `unless` is a text about cases in which a notice gives more time.
     """
     took = f"a save takes {duration(seconds)} (measured {where})"
     given = f"a notice gives {duration(notice_seconds)}{unless}"
@@ -52,10 +52,10 @@ def judge_save(seconds: float, *, step_seconds: float, notice_seconds: float, wh
 
 
 def newly_measured(spec: RunSpec, history: History) -> Result | None:
-    """Return the problem with the duration of saves that the newest attempt has measured.
+    """Return the warning or failure about the duration of a save, if the newest attempt measured a save.
 
-    Return None if there is no problem. If the newest attempt measured no save, the result is also None, so that a wait
-    for capacity repeats no warning.
+    If there is no problem, return None. If the newest attempt measured no save, also return None, so that a run that
+    waits for capacity does not log a warning twice.
     """
     reports, seconds = history.last_reports(), save_seconds(history)
     if seconds is None or reports[-1].save_seconds is None:

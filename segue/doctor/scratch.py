@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 _CLEAR_SECONDS = 10.0
 PREFIX = ".segue-check/"
-"""Prefix of all objects that the doctor writes. `segue runs` does not list this prefix."""
+"""Prefix of all objects that the doctor writes. `segue runs` ignores this prefix."""
 
 
 class Scratch:
     """The objects and child processes of one run of the doctor.
 
-    After an interruption, `clear` removes the remaining ones.
+    After an interruption, `clear` removes the remaining objects and child processes.
     """
 
     def __init__(self) -> None:
@@ -34,19 +34,17 @@ class Scratch:
         self._children: set[subprocess.Popen[str]] = set()
         self._is_over = False
         self._starting = threading.Lock()
-        """A thread holds this lock from the start of a child until the child is registered, because `clear` kills only
-        registered children.
-        """
+        """Lock from the start of a child until its registration, because `clear` kills only registered children."""
 
     def new_key(self) -> str:
-        """Return a new key. The caller must remove the object at this key with `forget`."""
+        """Return a new key. The caller must remove the key's object with `forget`."""
         self._require_open()
         key = f"{self.prefix}{uuid.uuid4().hex}"
         self._keys.add(key)
         return key
 
     def forget(self, store: Store, *keys: str) -> StoreWriteError | None:
-        """Remove these objects. Return the error if the objects could not be removed."""
+        """Remove these objects. If the store cannot remove the objects, return the error."""
         try:
             store.delete(list(keys))
         except StoreWriteError as error:
@@ -65,9 +63,9 @@ class Scratch:
         pass_fds: Sequence[int] = (),
         environ: Mapping[str, str] | None = None,
     ) -> Iterator[subprocess.Popen[str]]:
-        """A block with a child process in its own session.
+        """Provide a child process in its own session.
 
-        After the block, the child is killed with all processes of its group.
+        The end of the block kills the child and all processes of its group.
         """
         options = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "pass_fds": pass_fds, "env": environ}
         # In the main thread, Ctrl-C may come after the start of the process and before Popen returns.
@@ -86,8 +84,8 @@ class Scratch:
     def clear(self, store: Store | None) -> None:
         """Kill the children that still run, and remove the remaining objects.
 
-        If the objects cannot be removed, this is logged. After `clear`, a check that still runs in another thread
-        cannot create new children or objects. If the store hangs, the removal is given up after ten seconds.
+        If the store cannot remove the objects, log the problem. If the store hangs, give up after ten seconds. After
+        `clear`, a check that still runs in another thread cannot create children or objects.
         """
         with self._starting:
             self._is_over = True

@@ -1,4 +1,4 @@
-"""Judges the facts about a Prefect server: version, database, recovery, limits. The module is pure."""
+"""Judges the version, the database, the deployment `recover` and the limits of a Prefect server. The module is pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from segue.doctor.check import Result, fail, ok, skipped, warn
 SERVERS = SpecifierSet(">=3.4,<4")
 """Versions of the Prefect server with which segue works."""
 _SQLALCHEMY = SpecifierSet("<2.0.38")
-"""The versions of SQLAlchemy that a server can use.
+"""The versions of SQLAlchemy with which a Prefect server works.
 
-From 2.0.38 on, a server on SQLite stops for a minute at a time. From 2.1 on, it creates no scheduled flow runs.
+With version 2.0.38 or later, a server on SQLite stops for a minute at a time. With version 2.1 or later, the server
+creates no scheduled flow runs.
 """
 _SQLITE_PARENTS, _SQLITE_MOST_PARENTS = 10, 80
-"""Measured numbers of open runs.
+"""Numbers of open runs, as measured with SQLite.
 
-SQLite was sufficient up to the first number, and locked up above the second number.
+Up to the first number, SQLite was sufficient. Above the second number, SQLite locked up.
 """
 
 
@@ -37,7 +38,7 @@ class Database(StrEnum):
 
 
 class Recovery(StrEnum):
-    """The state of the deployment `recover`, which starts dead parents again."""
+    """The state of the deployment `recover`, which restarts dead parents."""
 
     MISSING = "missing"
     PAUSED = "paused"
@@ -47,13 +48,16 @@ class Recovery(StrEnum):
     LIMITED = "limited"
     """The deployment has a concurrency limit.
 
-    If a check dies together with the server, it keeps the slot of the limit.
+    If a flow run of `recover` dies together with the server, the dead flow run keeps its slot of the limit.
     """
     ALIVE = "alive"
 
 
 def judge_version(found: str | None) -> Result:
-    """Judge the server's version. None means Prefect Cloud. A version that cannot be parsed is accepted."""
+    """Judge the server's version.
+
+    The value None means Prefect Cloud. The check accepts a version that it cannot parse.
+    """
     if found is None:
         return ok("Prefect Cloud works with every version of Prefect 3")
     try:
@@ -69,7 +73,7 @@ def judge_version(found: str | None) -> Result:
 
 
 def judge_database(kind: Database | None, *, open_parents: int) -> Result:
-    """Judge whether the server's database is sufficient for one run more than the open runs."""
+    """Judge whether the server's database suffices for one more open run."""
     if kind is None:
         return skipped("the server does not show the kind of its database")
     runs = f"{kind}, {open_parents} open runs"
@@ -93,7 +97,7 @@ def judge_refusals(refused: int, *, of: int) -> Result:
 
 
 def judge_sqlalchemy(found: str) -> Result:
-    """Judge the installed version of SQLAlchemy. A Prefect server of this environment would run with this version."""
+    """Judge the installed version of SQLAlchemy, which a Prefect server in this environment would use."""
     if _SQLALCHEMY.contains(Version(found), prereleases=True):
         return ok(f"sqlalchemy {found} is installed here")
     return warn(
@@ -104,7 +108,7 @@ def judge_sqlalchemy(found: str) -> Result:
 
 
 def judge_recovery(found: Recovery) -> Result:
-    """Judge whether a parent that dies is started again."""
+    """Judge whether the Prefect server starts a dead parent again."""
     lost = "a parent that dies is not started again"
     match found:
         case Recovery.MISSING:
@@ -137,9 +141,9 @@ def judge_recovery(found: Recovery) -> Result:
 
 
 def judge_verifications(is_limited: bool | None) -> Result:
-    """Judge whether scheduled verifications continue after one verification has died.
+    """Judge whether the next scheduled verification starts after a verification has died.
 
-    `is_limited` is None if they have no deployment.
+    If the deployment `verify-resume` does not exist, `is_limited` is None.
     """
     if is_limited is None:
         return skipped("there is no deployment verify-resume/verify-resume")

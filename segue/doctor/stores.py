@@ -1,7 +1,4 @@
-"""Checks the store: rights, put-if-absent, consistency, latency, clock, and rules that remove objects.
-
-The check of the clock is in `clock_skew.py`.
-"""
+"""Checks the store: rights, put-if-absent, consistency, latency, and rules that remove objects."""
 
 from __future__ import annotations
 
@@ -29,9 +26,9 @@ _RIGHTS = {
     "list": "s3:ListBucket on S3, storage.objects.list on Google Cloud",
     "delete": "s3:DeleteObject on S3, storage.objects.delete on Google Cloud",
 }
-"""The name of the permission for each right.
+"""The permission that each right needs at each provider.
 
-On Google Cloud, overwriting an object needs the right to delete. On Azure, one role contains all rights.
+On Google Cloud, the right to overwrite an object includes the right to delete it. On Azure, one role has all rights.
 """
 _KEPT = "set [store] url to a store that keeps its objects."
 
@@ -60,7 +57,7 @@ def items(subject: Subject) -> list[Item]:
 
 
 def reachability_of(subject: Subject) -> Result:
-    """Check that the subject's store can be reached. If there is no run spec, no folder is created."""
+    """Check that the store can be reached. Without a run spec, do not create the folder of the default store."""
     if subject.problem is not None:
         return skipped(subject.why_no_spec)
     store = subject.opened
@@ -70,7 +67,7 @@ def reachability_of(subject: Subject) -> Result:
 
 
 def reachability(store: Store) -> Result:
-    """Check that the store can be reached. Raise the store's error if the store cannot be reached."""
+    """Check that the store answers. If the store does not answer, raise the store's error."""
     if isinstance(store, Examinable):
         store.reach()
     else:
@@ -95,7 +92,7 @@ def right_to_write(store: Store, scratch: Scratch) -> Result:
 
 
 def _is_new(store: Store, key: str) -> bool:
-    """Whether a put creates this object. An unclear answer counts as True if no read can check the object."""
+    """Whether a put creates this object. If the answer is lost and the object cannot be read, return True."""
     try:
         return put_new(store, key, key.encode())
     except StoreReadError:
@@ -140,14 +137,14 @@ def right_to_delete(store: Store, scratch: Scratch) -> Result:
         why = f"{error.why}; the objects of these checks stay below {scratch.prefix}"
         return _no_right("deleted", why, right="delete")
     except StoreReadError:
-        return skipped("without the right to read, it is unknown if a deleted object is really gone")
+        return skipped("without the right to read, the doctor cannot check that a deleted object is gone")
     return fail("a deleted object still exists", fix=_KEPT)
 
 
 def read_after_write(store: Store, scratch: Scratch) -> Result:
     """Check that a reader sees writes and overwrites immediately.
 
-    The readers of heartbeats and recalls depend on this.
+    The readers of heartbeats and recalls need this guarantee.
     """
     key = scratch.new_key()
     try:
@@ -175,10 +172,7 @@ def read_after_write(store: Store, scratch: Scratch) -> Result:
 
 
 def latency(store: Store, scratch: Scratch, *, liveness: LivenessSpec, clock: Clock) -> Result:
-    """Compare the duration of a small durable put with the heartbeat interval.
-
-    Each heartbeat is a small durable put.
-    """
+    """Compare the heartbeat interval with the duration of a small durable put, because each heartbeat is such a put."""
     key, seconds = scratch.new_key(), []
     try:
         for _ in range(_PUTS):
@@ -191,7 +185,7 @@ def latency(store: Store, scratch: Scratch, *, liveness: LivenessSpec, clock: Cl
 
 
 def judge_latency(seconds: float, liveness: LivenessSpec) -> Result:
-    """Judge whether heartbeats arrive in time at this latency. The function is pure."""
+    """Judge whether heartbeats arrive in time if a put takes this many seconds. The function is pure."""
     took = f"a small put takes {duration(seconds)} (median of {_PUTS})"
     if seconds > liveness.heartbeat_timeout_seconds / 3:
         return fail(
@@ -208,7 +202,7 @@ def judge_latency(seconds: float, liveness: LivenessSpec) -> Result:
 
 
 def retention(store: Store) -> Result:
-    """Check that no rule of the store removes objects. Only segue may remove objects."""
+    """Check that the store has no rule that removes objects, because only segue may remove objects."""
     if not isinstance(store, HasRules):
         return skipped("this kind of store does not show its rules")
     try:

@@ -1,4 +1,7 @@
-"""Defines the subject of the checks: a store, this machine and possibly a run, with facts that the checks share."""
+"""Defines what the doctor checks: a store, this machine and possibly a run.
+
+Checks share the results of earlier checks.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _PLATFORM_SECONDS = 2.0
 
 
 class Rehearsed(NamedTuple):
-    """The measurements of the doctor's rehearsal."""
+    """The durations and the size of the state, as measured in the doctor's rehearsal."""
 
     save_seconds: float | None
     step_seconds: float
@@ -34,14 +37,14 @@ class Rehearsed(NamedTuple):
 
 @dataclass
 class Subject:
-    """The subject of the checks.
+    """The store, the machine and possibly the run that the doctor checks.
 
-    The checks run one after the other, and a later check may use facts that an earlier check set.
+    The checks run one after the other, and a later check may use values that an earlier check set.
     """
 
     spec: RunSpec | None = None
     problem: SegueError | None = None
-    """The error of a run spec that was given but is not valid."""
+    """The error about an invalid run spec."""
     trains: bool = True
     """Whether the run spec names a recipe or a program."""
     store: StoreSpec = field(default_factory=StoreSpec)
@@ -49,9 +52,9 @@ class Subject:
     clock: Clock = field(default_factory=SystemClock)
     scratch: Scratch = field(default_factory=Scratch)
     rehearsed: Rehearsed | None = None
-    """The measurements of the rehearsal. The rehearsal sets this value. Before the rehearsal, the value is None."""
+    """The measurements of the rehearsal. Before the rehearsal, the value is None."""
     pool_grace_seconds: float | None = None
-    """The shortest grace period of the run's pools in seconds. The check of the pools sets this value."""
+    """The shortest grace period of the run's pools in seconds, which the checks of the pools set."""
 
     @property
     def why_no_spec(self) -> str:
@@ -63,12 +66,12 @@ class Subject:
 
     @cached_property
     def opened(self) -> Store:
-        """The opened store. No request is made to open the store."""
+        """The opened store. Opening sends no request to the store."""
         return open_store(self.store)
 
     @cached_property
     def history(self) -> History:
-        """The history of the run so far. The history is empty for a new run or without a run."""
+        """The history of the run. For a new run, or without a run, the history is empty."""
         return History() if self.spec is None else read_history(open_log(self.spec, clock=self.clock).reload())
 
     @cached_property
@@ -81,27 +84,25 @@ class Subject:
     def platform(self) -> str | None:
         """The cloud whose metadata service answers on this machine.
 
-        A run on this machine would watch this metadata service.
+        A run on this machine would watch the metadata service of this cloud.
         """
         found = find_platform(self.clock, environ=self.environ, limit_seconds=_PLATFORM_SECONDS)
         return found.name if found is not None else None
 
     def clear(self) -> None:
-        """After an interruption, end the processes of the checks and remove the objects of the checks from the
-        store.
-        """
+        """After an interruption, end the processes of the checks and remove the checks' objects from the store."""
         self.scratch.clear(self.opened if "opened" in vars(self) else None)  # A store that was not opened has nothing.
 
     @property
     def accelerators(self) -> int:
-        """Number of accelerators that torch sees on this machine. The value is 0 if torch cannot be imported."""
+        """Number of accelerators that torch sees on this machine. If torch cannot be imported, the value is 0."""
         return self.probed.torch.accelerators if self.probed.torch is not None else 0
 
     @property
     def state_bytes(self) -> int | None:
         """Size of the run's state in bytes, from its newest checkpoint or from the rehearsal.
 
-        The value is None without either.
+        If there is neither a checkpoint nor a rehearsal, the value is None.
         """
         if self.spec is not None and self.history.checkpoints:
             return self.history.checkpoints[-1].manifest.size_bytes
@@ -109,9 +110,9 @@ class Subject:
 
     @property
     def save_seconds(self) -> tuple[float, str] | None:
-        """Return the usual seconds of a save, and the source of the measurement.
+        """Return the usual duration of a save in seconds, and the source of this measurement.
 
-        The source is the run's own attempts or, if they measured no save, the rehearsal.
+        The source is the run's attempts. If the attempts measured no save, the source is the rehearsal.
         """
         measured = save_seconds(self.history) if self.spec is not None else None
         if measured is not None:

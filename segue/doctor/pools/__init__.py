@@ -1,1 +1,1 @@
-"""Checks of a run's pools, from the facts that the Prefect server shows."""
+"""Checks of a run's work pools, from the data of the Prefect server."""

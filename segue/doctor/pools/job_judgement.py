@@ -1,6 +1,6 @@
-"""Judges the job of a segment: its command, grace period, retries, memory, nodes, store. The module is pure.
+"""Judges a segment's job: command, grace period, retries, memory, nodes and store. The module is pure.
 
-`judgement.py` lists the types of pools to which each check applies.
+`judgement.py` lists which types of pools each check examines.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _COMMAND = "set the job variable `command` to `python -m segue.flows.prefect_eng
 
 
 def sigterm(state: PoolState, job: PoolJob, needs: Needs) -> Result:
-    """Check that a segment receives SIGTERM, and that Prefect does not restart its flow run at SIGTERM."""
+    """Check that a segment receives SIGTERM, and that Prefect does not restart the segment's flow run at SIGTERM."""
     if job.starts_engine or (job.command is None and not job.is_container):  # A worker for processes starts the engine.
         return ok(f"{state.deployment}: the engine receives SIGTERM itself")
     starter = f"`{job.command}`" if job.command else "Prefect's default command"
     if job.starts_engine is None:
         return warn(
             f"{state.named} starts {starter}; it is not known if SIGTERM then reaches the engine",
-            fix=f"{_COMMAND}, or end the script with `exec python -m segue.flows.prefect_engine`.",
+            fix=f"{_COMMAND}, or let the script end with `exec python -m segue.flows.prefect_engine`.",
         )
     if not job.is_container:
         return warn(f"{state.named} starts {starter}, which may keep SIGTERM from the segment", fix=f"{_COMMAND}.")
@@ -49,7 +49,7 @@ def sigterm(state: PoolState, job: PoolJob, needs: Needs) -> Result:
 
 
 def retries(state: PoolState, job: PoolJob, needs: Needs) -> Result:
-    """Check that the platform does not start an ended segment again by itself."""
+    """Check that the platform does not start an ended segment again."""
     if job.retries != 0:
         return fail(
             f"{state.named} has backoffLimit {job.retries}: Kubernetes starts a preempted segment again, and so "
@@ -65,7 +65,7 @@ def retries(state: PoolState, job: PoolJob, needs: Needs) -> Result:
 
 
 def pod_replacement(state: PoolState, job: PoolJob, needs: Needs) -> Result:
-    """Check that a pod that still saves counts as running (kubernetes.io/docs/concepts/workloads/controllers/job/)."""
+    """Check that Kubernetes counts a saving pod as running (kubernetes.io/docs/concepts/workloads/controllers/job/)."""
     if job.counts_ending_pods_as_failed:
         return warn(
             f"{state.named} does not set podReplacementPolicy to Failed: Kubernetes counts a pod as failed when it "
@@ -76,23 +76,21 @@ def pod_replacement(state: PoolState, job: PoolJob, needs: Needs) -> Result:
 
 
 def kept_seconds(state: PoolState) -> float | None:
-    """Return the seconds of grace period that the platform gives a job of this pool.
+    """Return the grace period in seconds that the platform gives a job of this pool.
 
-    Return None if they are unknown.
+    If the grace period is unknown, return None.
     """
     job = state.job
     return None if job is None or job.grace_seconds is None else min(job.grace_seconds, _most_seconds(job)[0])
 
 
 def _most_seconds(job: PoolJob) -> tuple[float, str]:
-    """Return the longest grace period in seconds that the platform gives such a job by default, and the name of the
-    platform.
-    """
+    """Return the longest default grace period of the job's platform in seconds, and the platform's name."""
     return (_MOST_STOP_SECONDS, "ECS") if job.type == ECS else most_grace_seconds(job.node_needs)
 
 
 def grace_period(state: PoolState, job: PoolJob, needs: Needs) -> Result:
-    """Check that the platform's grace period is at least the grace_seconds of the run."""
+    """Check that the platform's grace period is at least as long as the run's grace_seconds."""
     given, name = job.grace_seconds, "terminationGracePeriodSeconds" if job.type == KUBERNETES else "stopTimeout"
     assert given is not None  # Containers always have a grace period.
     most, platform = _most_seconds(job)
@@ -138,7 +136,7 @@ def finished_jobs(state: PoolState, job: PoolJob, needs: Needs) -> Result:
 def nodes(state: PoolState, job: PoolJob, needs: Needs) -> Result:
     """Check that a node has the labels that the template requires.
 
-    If no node has them, an autoscaler may start such a node later.
+    If no node has these labels, warn only, because an autoscaler may start a node with these labels later.
     """
     if not job.node_needs:
         return ok(f"{state.deployment}: the template requires no labels of nodes")
@@ -162,7 +160,7 @@ def container_memory(state: PoolState, job: PoolJob, needs: Needs) -> Result:
 
 
 def store_reach(state: PoolState, needs: Needs) -> Result:
-    """Check that the store is in a bucket, or in a folder that all machines of the pools can share."""
+    """Check that all machines of the pools can reach the store, because it is a bucket or a shared folder."""
     if needs.is_store_remote is None:
         return skipped(needs.why_unknown)
     if needs.is_store_remote:

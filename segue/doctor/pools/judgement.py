@@ -1,7 +1,7 @@
-"""Makes all checks whether segments can run on the pools of a run. The module is pure.
+"""Runs all checks of whether segments can run on a run's pools. The module is pure.
 
-`segue doctor` shows all of these checks. A run makes these checks before its first segment. If one check fails, the run
-is refused.
+`segue doctor` shows the results. A run also makes these checks before its first segment, and refuses to start if a
+check fails.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from segue.doctor.pools.pool_state import Needs, PoolState
 from segue.doctor.pools.segment_job import CONTAINERS, ECS, KUBERNETES, PROCESS, PoolJob
 
 Judge = Callable[[PoolState, Needs], Result | None]
-"""A check of one pool. The result is None if the check does not apply to the type of the pool."""
+"""A check of one pool. If the check does not apply to the type of the pool, the result is None."""
 
 
 @dataclass(frozen=True)
 class OfJobs:
-    """A check of the jobs of a pool. It applies only to pools of some types, and is skipped if the jobs are unknown."""
+    """A check of a pool's jobs, for pools of the types `types`. If the jobs are unknown, the check is skipped."""
 
     look: Callable[[PoolState, PoolJob, Needs], Result]
     types: tuple[str, ...]
@@ -53,13 +53,13 @@ JUDGES: Mapping[str, Judge] = MappingProxyType(
 )
 """Every check of a pool, by its name."""
 OF_PARENTS = ("pool.queue", "pool.paused", "pool.workers", "pool.limits", "pool.job-variables")
-"""Names of the checks that also apply to the pool of the parents."""
+"""Names of the checks that also examine the pools on which parents run."""
 _OF_BLOCKERS = ("pool.queue", "pool.paused", "pool.workers")
-"""Names of the checks whose warning means that no flow run starts now."""
+"""Names of checks. If one of these checks warns, no flow run of the pool starts now."""
 
 
 def judge(name: str, segments: Sequence[PoolState], parents: Sequence[PoolState], needs: Needs) -> Result:
-    """Make one check for the pools of segments and parents. Return the worst result with its reasons."""
+    """Run one check on the pools of segments and parents. Return the worst result with its reasons."""
     results = _results([name], segments, needs)
     check = JUDGES[name]
     if segments and not results and isinstance(check, OfJobs):
@@ -70,13 +70,14 @@ def judge(name: str, segments: Sequence[PoolState], parents: Sequence[PoolState]
 
 
 def refusals(states: Sequence[PoolState], needs: Needs) -> list[Result]:
-    """Return the failed checks that keep segments from running correctly. A paused pool only causes a warning."""
+    """Return the failed checks, because of which segments cannot run correctly on these pools."""
     return [result for result in _results(JUDGES, states, needs) if result.outcome is CheckOutcome.FAIL]
 
 
 def warnings(states: Sequence[PoolState], needs: Needs) -> list[Result]:
-    """Return the warnings about a run on these pools, except the warnings about a delay of the start (see
-    `queue_judgement.blocker`).
+    """Return the warnings about a run on these pools.
+
+    `queue_judgement.blocker` returns the warnings about a delay of the start.
     """
     names = [name for name in JUDGES if name not in _OF_BLOCKERS]
     found = (result for result in _results(names, states, needs) if result.outcome is CheckOutcome.WARN)
@@ -84,7 +85,7 @@ def warnings(states: Sequence[PoolState], needs: Needs) -> list[Result]:
 
 
 def refusals_of_parents(states: Sequence[PoolState]) -> list[Result]:
-    """Return the failures of pools of parents. Parents train nothing."""
+    """Return the failed checks of the pools on which parents run."""
     return [result for result in _results(OF_PARENTS, states, Needs()) if result.outcome is CheckOutcome.FAIL]
 
 

@@ -1,7 +1,7 @@
 """Finds the nodes of a Kubernetes cluster on which a pod may run, by the pod's nodeSelector and required nodeAffinity.
 
-The module is pure. The module also knows the grace period of pods on spot nodes. This grace period overrides the grace
-period in the pod's template.
+The module is pure. It also contains the grace period that each platform gives to pods on spot nodes. This grace period
+overrides the value in the pod's template.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class Requirement(NamedTuple):
-    """One of the `matchExpressions` of a term."""
+    """One requirement in the `matchExpressions` of a nodeSelectorTerm."""
 
     key: str
     operator: str
@@ -26,7 +26,7 @@ class Requirement(NamedTuple):
     def is_met(self, labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels meets the requirement.
 
-        A requirement with an unknown operator counts as met.
+        If the operator is unknown, return True.
         """
         match self.operator:
             case "In":
@@ -45,8 +45,8 @@ class Requirement(NamedTuple):
 class NodeNeeds:
     """The labels that a pod requires on its node.
 
-    The source is Kubernetes, "Assigning Pods to Nodes". A node must have the labels of nodeSelector, and meet all
-    requirements of one of the terms of requiredDuringSchedulingIgnoredDuringExecution.
+    The source is Kubernetes, "Assigning Pods to Nodes". A node must have the labels of nodeSelector. The node must also
+    meet all requirements of at least one term in requiredDuringSchedulingIgnoredDuringExecution.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -61,20 +61,20 @@ class NodeNeeds:
         return ", ".join([*selected, *([terms] if terms else [])])
 
     def ask_for(self, key: str, value: str) -> bool:
-        """Whether the pod can only run on nodes with this label."""
+        """Whether the pod requires this label of its node."""
         if self.labels.get(key) == value:
             return True
         asked = Requirement(key, "In", (value,))
         return bool(self.terms) and all(asked in term for term in self.terms)
 
     def fit(self, labels: Mapping[str, str]) -> bool:
-        """Whether the labels of a node permit the pod. Other conditions of the node are not checked."""
+        """Whether a node with these labels meets the pod's requirements. The method checks only labels."""
         is_affine = not self.terms or any(all(one.is_met(labels) for one in term) for term in self.terms)
         return is_affine and self.labels.items() <= labels.items()
 
 
 def node_needs(pod: Mapping[str, Any]) -> NodeNeeds:
-    """Return the node requirements of a pod's spec. A malformed spec raises an AttributeError or a TypeError."""
+    """Return the labels that a pod's spec requires. A malformed spec raises an AttributeError or a TypeError."""
     required: Any = pod.get("affinity") or {}
     for name in ("nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"):
         required = required.get(name) or {}
@@ -91,13 +91,13 @@ def _requirement(given: Mapping[str, Any]) -> Requirement:
 
 
 class SpotLabel(NamedTuple):
-    """A label of spot nodes. A platform may take back a spot node."""
+    """A label of spot nodes, and the grace period that the platform gives to pods on these nodes."""
 
     key: str
     value: str
     platform: str
     most_seconds: float
-    """Seconds from SIGTERM to the end of the machine."""
+    """Seconds from SIGTERM to the moment at which the platform stops the machine."""
 
 
 _SPOT_LABELS = (
@@ -113,9 +113,9 @@ _SPOT_LABELS = (
 
 
 def most_grace_seconds(needs: NodeNeeds) -> tuple[float, str]:
-    """Return the longest grace period in seconds on nodes that fit, and the kind of node.
+    """Return the longest grace period in seconds on the required nodes, and the name of the type of node.
 
-    The value is inf if the nodes are not spot nodes.
+    If the required nodes are not spot nodes, the grace period is inf.
     """
     for label in _SPOT_LABELS:
         if needs.ask_for(label.key, label.value):

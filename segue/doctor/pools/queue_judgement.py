@@ -1,4 +1,4 @@
-"""Judges the parts of Prefect that start flow runs: queues, workers, limits, job variables. The module is pure."""
+"""Judges what the start of flow runs needs in Prefect: queues, workers, limits, job variables. The module is pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from segue.doctor.pools.pool_state import Limited, Needs, PoolState, of_limit
 def blocker(state: PoolState) -> str | None:
     """Return the reason why flow runs of the deployment do not start now.
 
-    Return None if flow runs start as soon as there is a machine.
+    If only a machine is missing, or nothing, return None.
     """
     results = (judge(state, Needs()) for judge in (paused, queue, workers, limits))
     return next((result.reason for result in results if result.outcome is not CheckOutcome.OK), None)
@@ -35,7 +35,7 @@ def paused(state: PoolState, needs: Needs) -> Result:
 
 
 def workers(state: PoolState, needs: Needs) -> Result:
-    """Check that the pool has a worker. Offline workers only cause a warning, because they may come back."""
+    """Check that the pool has a worker. If all workers are offline, warn only, because a worker may come back."""
     fix = f"start one with `prefect worker start --pool {state.pool}`."
     if state.known_workers == 0:
         return fail(f"{state.named} has no worker and never had one", fix=fix)
@@ -47,9 +47,9 @@ def workers(state: PoolState, needs: Needs) -> Result:
 
 
 def limits(state: PoolState, needs: Needs) -> Result:
-    """Check that the concurrency limits permit a segment beside the parent.
+    """Check that the concurrency limits permit a segment to run beside the parent.
 
-    The parent uses a slot until its run ends.
+    The parent occupies a slot of the limit until its run ends.
     """
     shared = _shared_limit(state, needs)
     owner, how = of_limit(shared or state.limited, state)
@@ -67,9 +67,9 @@ def limits(state: PoolState, needs: Needs) -> Result:
 
 
 def _shared_limit(state: PoolState, needs: Needs) -> Limited | None:
-    """Return the pool or queue whose limit the parent alone uses up, so that no segment would start.
+    """Return the pool or the queue whose concurrency limit is used up by the parent alone, so that no segment starts.
 
-    Return None if there is no such limit.
+    If there is no such pool or queue, return None.
     """
     if state.pool != needs.parent_pool:
         return None

@@ -1,7 +1,7 @@
 """Computes a segment's job from a pool's template and a deployment's variables: command, environment, grace period and
 retries.
 
-The input is the job configuration of Prefect's workers with all variables filled in. The supported workers are process
+The input is the job configuration of a Prefect worker, with values for all variables. The supported workers are process
 (Prefect 3.8), kubernetes (prefect-kubernetes 0.8) and ecs (prefect-aws 0.7). The module is pure.
 """
 
@@ -18,30 +18,30 @@ from typing import Any
 from segue.doctor.pools.node_needs import NodeNeeds, node_needs
 
 KUBERNETES, ECS, PROCESS = "kubernetes", "ecs", "process"
-"""The types of pools whose jobs are known."""
+"""The types of pools whose job configuration segue can read."""
 CONTAINERS = (KUBERNETES, ECS)
 
 AVOIDED_NODES = "avoided_nodes"
-"""The job variable with the names of the nodes that an attempt avoids. A template without this variable avoids none."""
+"""Name of the job variable with the nodes that an attempt avoids. Without this variable, an attempt avoids no node."""
 SIGTERM_VARIABLE = "PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"
 SIGTERM_SECONDS = 1
-"""Longest delay of SIGTERM in seconds between a container's first process and the trainer.
+"""Longest time in seconds from SIGTERM at a container's first process until SIGTERM reaches the trainer.
 
-The grace_seconds of a run may be at most the pool's grace period minus this delay.
+The grace_seconds of a run may be at most the pool's grace period minus this time.
 """
 _KUBERNETES_GRACE_SECONDS, _KUBERNETES_RETRIES, _ECS_GRACE_SECONDS = 30.0, 6, 30.0
-"""The defaults of Kubernetes and ECS, for templates without these settings."""
+"""Defaults of Kubernetes and ECS for the grace period and the retries."""
 _RUNNER = "prefect flow-run execute"
 """The default command of the workers that start containers."""
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount of containers
 ENGINES = ("prefect.engine", "prefect.flow_engine", "segue.flows.prefect_engine")
-"""Modules of engines.
+"""Python modules that run a flow run as an engine.
 
-In an engine, a segment receives SIGTERM. Prefect's starter does not pass SIGTERM on to an engine.
+A segment receives SIGTERM in the engine's process. Prefect's own starter does not pass SIGTERM on to an engine.
 """
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh")
 _BECOME = ("bash", "zsh", "ksh")
-"""Shells that replace themselves with the command if a script has only one simple command.
+"""Shells that replace themselves with the command if a script consists of one simple command.
 
 This behaviour was measured with bash 5.2. The shell dash does not replace itself.
 """
@@ -50,12 +50,11 @@ _PASS_ON = ("env", "exec", "nice", "ionice", "numactl", "tini", "dumb-init", "ca
 _PYTHON = re.compile(r"python[\d.]*")
 _ASSIGNMENT = re.compile(r"\w+=.*")
 _RUNS_FLOW_RUN = re.compile(r"\bprefect\b.*\bflow-run\s+execute\b")
-"""This pattern finds the command of Prefect's own starter, possibly with options between its words."""
+"""This pattern finds the command `prefect flow-run execute`, even with options between the words."""
 _OPERATORS = frozenset("();<>|&")
 """Characters of shell operators.
 
-If a command contains an operator, bash stays the parent process of the command. This behaviour was measured with bash
-5.2.
+If a command contains an operator, bash stays the parent process of the command, as measured with bash 5.2.
 """
 _ENDS = (";", "&&")
 """The operators that separate the commands of a script."""
@@ -63,27 +62,30 @@ _ENDS = (";", "&&")
 
 @dataclass(frozen=True)
 class PoolJob:
-    """The known facts about the job of a flow run."""
+    """The properties of a flow run's job, as far as they are known."""
 
     type: str
     """The type of the pool, as Prefect names it."""
     command: str | None = None
-    """The whole command, including the container's entry point. The value None means the worker's default command."""
+    """The whole command, including the container's entry point.
+
+    If the value is None, the worker uses its default command.
+    """
     environment: Mapping[str, str | None] = field(default_factory=dict)
     grace_seconds: float | None = None
-    """Seconds from SIGTERM to SIGKILL. The value is None if this type of pool does not define these seconds."""
+    """Seconds from SIGTERM to SIGKILL. If the type of pool has no grace period, the value is None."""
     retries: int | None = None
-    """Number of times that the platform starts a failed job again.
+    """Number of times that the platform restarts a failed job.
 
-    The value is None if the platform never starts a failed job again.
+    If the platform never restarts jobs, the value is None.
     """
     restart_policy: str | None = None
     counts_ending_pods_as_failed: bool = False
-    """Whether a pod counts as failed at SIGTERM, before the pod has ended."""
+    """Whether Kubernetes treats a pod as failed at SIGTERM, before the pod has ended."""
     keeps_finished: bool = False
-    """Whether ended jobs are never removed."""
+    """Whether ended jobs stay in the cluster for ever."""
     has_shared_memory: bool | None = None
-    """Whether /dev/shm is larger than the default of containers. The value is None if the size is unknown."""
+    """Whether /dev/shm is larger than the default of containers. If the size is unknown, the value is None."""
     memory: str | None = None
     """The memory of the container."""
     node_needs: NodeNeeds = field(default_factory=NodeNeeds)
@@ -99,17 +101,20 @@ class PoolJob:
 
     @property
     def starts_runner(self) -> bool:
-        """Whether the command is Prefect's own starter. This starter handles SIGTERM in its own way."""
+        """Whether the command is `prefect flow-run execute`, which does not pass SIGTERM on to the engine."""
         return self.command is None or starts_runner(self.command)
 
     @property
     def starts_engine(self) -> bool | None:
-        """Whether the command is an engine itself. The value is None if this is unknown."""
+        """Whether the command itself is an engine. If the answer is unknown, the value is None."""
         return False if self.command is None else starts_engine(self.command)
 
 
 def job_of(pool_type: str, configuration: Mapping[str, Any]) -> PoolJob:
-    """Return the job of a filled-in job configuration. The platform's defaults replace missing settings."""
+    """Return the job of a job configuration without open variables.
+
+    The platform's defaults replace missing settings.
+    """
     if pool_type == KUBERNETES:
         return _kubernetes(configuration)
     if pool_type == ECS:
@@ -147,7 +152,7 @@ def _has_memory_volume(pod: Mapping[str, Any], container: Mapping[str, Any]) -> 
 
 
 def _in_container(entry_point: Any, arguments: Any) -> str | None:
-    """Return the command line of a container's process. None means the worker's default, `prefect flow-run execute`."""
+    """Return the command line of a container's process. If the worker uses its default command, return None."""
     first = _list(entry_point)
     return _words([*first, *(_list(arguments) or shlex.split(_RUNNER))]) if first else _words(arguments)
 
@@ -193,7 +198,7 @@ def _words(value: Any) -> str | None:
 
 
 def _number(value: Any, default: float) -> float:
-    """Read a number. A template may contain the number as text."""
+    """Return a number from a template, which may contain the number as text."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -201,7 +206,7 @@ def _number(value: Any, default: float) -> float:
 
 
 def _environment(given: Any) -> dict[str, str | None]:
-    """Read environment variables from a mapping, or from a list of names and values as in Kubernetes and ECS."""
+    """Return environment variables from a mapping, or from a list of names and values as in Kubernetes and ECS."""
     if isinstance(given, Mapping):
         return {str(name): value for name, value in given.items()}
     pairs = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
@@ -209,14 +214,12 @@ def _environment(given: Any) -> dict[str, str | None]:
 
 
 def starts_runner(command: str) -> bool:
-    """Whether this command is Prefect's own starter. The starter handles SIGTERM in its own way."""
+    """Whether this command contains `prefect flow-run execute`, Prefect's own starter."""
     return _RUNS_FLOW_RUN.search(command) is not None
 
 
 def starts_engine(command: str) -> bool | None:
-    """Return True if SIGTERM to the process of this command reaches an engine, False if it does not, and None if this
-    is unknown.
-    """
+    """Whether SIGTERM to the process of this command reaches an engine. If the answer is unknown, return None."""
     try:
         return _is_engine(shlex.split(command))
     except ValueError:  # A quote that is not closed.
@@ -249,14 +252,14 @@ def _is_known(program: str) -> bool:
 
 
 def _script_of(words: Sequence[str]) -> str | None:
-    """Return the script in the arguments of a shell. Return None if the script is in a file."""
+    """Return the script in the arguments of a shell. If the script is in a file, return None."""
     return next((script for option, script in pairwise(words) if re.fullmatch(r"-[a-z]*c", option)), None)
 
 
 def _is_engine_of_script(script: str | None, *, becomes_one: bool) -> bool | None:
     """Whether the script's last command replaces the shell with an engine.
 
-    If it does not, the shell keeps the signal.
+    If the shell is not replaced, SIGTERM reaches only the shell.
     """
     commands = _commands(script) if script is not None else []
     if not commands:
