@@ -23,7 +23,7 @@ _LIST = "list"
 
 
 class ListingGroup(DefaultCommandGroup):
-    """A command group that runs `list` if its first argument is not one of its commands: `segue checkpoints RUN`."""
+    """A command group that runs `list` if the first argument names no command, as in `segue checkpoints RUN`."""
 
     default = _LIST
 
@@ -114,13 +114,13 @@ def import_file(
         int, typer.Option(min=0, help="Global step of the first checkpoint; the run continues from this step.")
     ] = 0,
     partial: Annotated[
-        bool, typer.Option("--partial", help="For weights that the file does not have, keep those of the recipe.")
+        bool, typer.Option("--partial", help="Keep the recipe's initial weights for tensors that the file lacks.")
     ] = False,
     store: Annotated[str | None, typer.Option(help="Folder, or bucket as s3://, gs:// or az://bucket/prefix.")] = None,
     endpoint_url: Endpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Start a run from weights in a file: its first checkpoint has these weights, and all other state as built.
+    """Start a run from weights in a file: its first checkpoint has these weights, and the recipe's other initial state.
 
     Exit code 0: the checkpoint is committed. 1: the store refused it. 2: the file or the options are not valid.
     """
@@ -152,7 +152,7 @@ def lift_quarantine(
 ) -> None:
     """Read a quarantined checkpoint again, and lift its quarantine if all its checksums are correct.
 
-    After that, the next attempt may resume from the checkpoint.
+    After the quarantine is lifted, the next attempt may resume from the checkpoint.
 
     Exit code 0: the quarantine is lifted. 1: the checkpoint is damaged. 2: no checkpoint of that step is quarantined.
     """
@@ -176,7 +176,7 @@ def give_up(
 ) -> None:
     """Continue a run without a record of its log that is lost for good; a run with a signed log waits for this command.
 
-    The content of the record is ignored from then on. It may have been a quarantine, or the stop of the run.
+    From then on, segue ignores the record, which may have been a quarantine, or the stop of the run.
 
     Exit code 0: the run continues without the record. 2: the record can be read, or was given up before.
     """

@@ -1,4 +1,4 @@
-"""`segue costs`: what the runs of a store have cost."""
+"""`segue costs`: show what the runs of a store have cost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from segue.units import money
 
 
 class By(StrEnum):
-    """The subject of each line of the report."""
+    """The unit to which each line of the report refers."""
 
     RUN = "run"
     SLOT = "slot"
@@ -46,12 +46,12 @@ def costs(
     by: Annotated[
         By,
         typer.Option(
-            help="A line for each run, slot of a retrained model, pool, calendar month, or cause (training, lost work, "
+            help="One line per run, slot of a retrained model, pool, calendar month, or cause (training, lost work, "
             "...)."
         ),
     ] = By.RUN,
     month: Annotated[
-        str | None, typer.Option(help="Only what falls into this calendar month: 2026-11; default: all.")
+        str | None, typer.Option(help="Calendar month of the costs, for example 2026-11; default: all months.")
     ] = None,
     time_zone: Annotated[str, typer.Option(help="Time zone in which months begin and end: Europe/Berlin.")] = "UTC",
     store: Store = ".segue/store",
@@ -60,7 +60,7 @@ def costs(
 ) -> None:
     """Show what the runs of a store have cost: time on spot and on-demand, and money, with what trains now.
 
-    Each attempt counts from its claim to its end, at the price that held when it was decided.
+    The cost of an attempt is the time from its claim to its end, multiplied by the price in its decision.
     """
     zone = parsed(BudgetSpec, {"time_zone": time_zone}, source=COMMAND_LINE).zone
     only = None if month is None else _month(month, zone)

@@ -74,7 +74,7 @@ def check(
     endpoint_url: Endpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Check that the loss curve has no gaps, no step twice, finite losses, and equal values where steps were repeated.
+    """Check the loss curve: no gaps, no step twice, finite losses, and equal values at repeated steps.
 
     Exit code 0: nothing failed. 3: an expectation failed. 2: the options are not valid for this run.
     """

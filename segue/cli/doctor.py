@@ -45,7 +45,8 @@ def doctor(
     """Check the store, Prefect, pools, notices, recipe and this machine, without buying capacity or changing a run.
 
     Run the command on a machine of the pool, because the checks of notices and hardware examine this machine. With a
-    run spec it trains three steps and saves them in the store, below a separate prefix that is removed afterwards.
+    run spec, the command trains three steps and saves them in the store, below a separate prefix that it removes
+    afterwards.
     Exit code 0: no check failed. 1: at least one check failed.
     """
     # Imported here because the doctor loads the modules of all parts of a run, which the other commands do not need.
@@ -73,7 +74,10 @@ def doctor(
 
 
 def _subject(path: Path | None, workload: list[str] | None) -> Subject:
-    """The subject of the checks; a run spec that is not valid fails its own check and does not stop the others."""
+    """Return the subject of the checks.
+
+    If the run spec is not valid, the check `spec.valid` fails and the others run.
+    """
     from segue.doctor.subject import Subject
 
     if path is None:
@@ -89,7 +93,7 @@ def _subject(path: Path | None, workload: list[str] | None) -> Subject:
 
 
 def _in_words(error: Exception) -> str:
-    """The message of an error, without the values of the settings, which may be credentials."""
+    """Return an error's message without the values of the settings, because a value may be a credential."""
     if not isinstance(error, ValidationError):
         return redacted(f"{type(error).__name__}: {error}")
     wrong = error.errors(include_input=False, include_url=False, include_context=False)
@@ -117,9 +121,7 @@ def _of_server(subject: Subject) -> list[Item]:
 
 
 def table(checks: Sequence[Check]) -> Table:
-    """Return one row for each check with its reason and fix, then one row for all skipped checks with the same
-    reason.
-    """
+    """Return a table of the checks: one row for each check that ran, then one row for each reason of skipped checks."""
     made = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for name in ("outcome", "check"):
         made.add_column(name, no_wrap=True)
@@ -137,7 +139,7 @@ def table(checks: Sequence[Check]) -> Table:
 
 
 def _skipped(checks: Sequence[Check]) -> dict[str, list[str]]:
-    """The names of the skipped checks, by reason."""
+    """Return the names of the skipped checks, by the reason for the skip."""
     found: dict[str, list[str]] = {}
     for check in checks:
         if check.outcome is CheckOutcome.SKIPPED:
@@ -146,7 +148,7 @@ def _skipped(checks: Sequence[Check]) -> dict[str, list[str]]:
 
 
 def summary(checks: Sequence[Check]) -> str:
-    """Text with the number of checks per outcome."""
+    """Return a text with the number of checks of each outcome."""
     counts = Counter(check.outcome for check in checks)
     return ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in CheckOutcome)
 
@@ -156,5 +158,5 @@ def has_failed(checks: Sequence[Check]) -> bool:
 
 
 def facts(checks: Sequence[Check]) -> dict[str, Any]:
-    """The report as plain data."""
+    """Return the report as JSON-compatible data."""
     return {"failed": has_failed(checks), "checks": [check.model_dump(mode="json") for check in checks]}

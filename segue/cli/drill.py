@@ -42,7 +42,7 @@ def drill(
     notices: Annotated[int, typer.Option(min=0, help="Number of termination notices in the second run.")] = 0,
     store: Annotated[
         str | None,
-        typer.Option(help="Store for both runs, which use a separate prefix in it; the default is a temporary folder."),
+        typer.Option(help="Store for both runs, below a separate prefix; the default is a temporary folder."),
     ] = None,
     ci: Annotated[
         bool, typer.Option("--ci", help="Plain output, JUnit XML, and a summary for the job's page on GitHub.")
@@ -55,7 +55,8 @@ def drill(
     """Train a recipe or a program twice, once with kills or notices, and compare the two final states bit for bit.
 
     Exit code 0: all resumes are verified and the final states are identical. 3: a resume is broken or the states
-    differ. 1: nothing is proven, or the training fails without a kill. 2: the drill could not start with these options.
+    differ. 1: the drill proves nothing, or the training fails without a kill. 2: the drill could not start with these
+    options.
     """
     fields, source = read_settings(config, workload)
     fields |= {"run_id": "drill", "steps": steps}
@@ -69,7 +70,7 @@ def drill(
         with writing(junit):  # Checked now, not after minutes of training.
             junit.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with ends_cleanly(hint="The drill was stopped before the comparison; its processes are stopped too."):
+        with ends_cleanly(hint="The drill and its processes were stopped before the comparison."):
             report = _drilled(spec, kills, notices, store=own_store, is_plain=ci)
     except DrillFailedError as error:
         _show_traceback(error.traceback)
@@ -154,7 +155,7 @@ def _write_error(path: Path | None, error: DrillFailedError, *, workload: str, b
 
 
 def _summarize(text: str) -> None:
-    """Append a text to the CI job's summary page, if the CI system has such a page."""
+    """Append a text to the summary page of a GitHub Actions job, if the job has such a page."""
     named = os.environ.get(_SUMMARY_VARIABLE)
     if named:
         with writing(Path(named)), Path(named).open("a", encoding="utf-8") as page:

@@ -28,11 +28,11 @@ FILES = {
     "deployments/create-pools.sh": "create-pools.sh",
     ".github/workflows/segue.yml": "workflow.yml",
 }
-"""Name of the packaged template for each path in the user's repository, for process pools."""
+"""Maps each path in the user's repository to the name of its packaged template, for process pools."""
 _OF_PROCESS_POOLS = ("deployments/process.json", "deployments/create-pools.sh")
 _JOB_VARIABLES = re.compile(r"^( +)job_variables:.*\n(?:\1 +.*\n)*", re.MULTILINE)
 _GRACE = re.compile(r"^( *)(grace_seconds(?: = |: ))[\d.]+$", re.MULTILINE)
-"""The line of a run spec that sets the grace period of a pool."""
+"""Pattern of the line in a run spec that sets `grace_seconds`."""
 _SERVICES = re.compile(r"^# Metadata services .*\n# notices = .*$", re.MULTILINE)
 _WATCHED = "# Metadata services to watch for termination notices"
 _NO_SERVICE = f"{_WATCHED}: none, because the platform sends SIGTERM before it stops a machine."
@@ -46,7 +46,7 @@ _RECOVER_IN_CONTAINERS = """\
 
 
 class PoolService(StrEnum):
-    """The platform on which the work pools start segments and parents."""
+    """The platform of the work pools, which start segments and parents."""
 
     PROCESS = "process"
     EKS = "eks"
@@ -65,7 +65,8 @@ def init(
         ),
     ] = PoolService.PROCESS,
     diff: Annotated[
-        bool, typer.Option("--diff", help="Show how the files here differ from those of this version; write nothing.")
+        bool,
+        typer.Option("--diff", help="Show how the files in this folder differ from this version's; write nothing."),
     ] = False,
 ) -> None:
     """Write an example recipe, a run spec, a retraining, Prefect deployments and a CI step into this folder.
@@ -85,7 +86,7 @@ def init(
 
 
 def texts_of(pools: PoolService) -> dict[str, str]:
-    """The text of each file that this version of segue writes, by path."""
+    """Return the text of each file that this version of segue writes, by path."""
     texts = {path: template(Path(path)) for path in FILES}
     if pools is PoolService.PROCESS:
         return texts
@@ -115,7 +116,7 @@ def texts_of(pools: PoolService) -> dict[str, str]:
 
 
 def template(path: Path) -> str:
-    """The text of the file at this path that this version of segue writes for process pools."""
+    """Return the text that this version of segue writes to this path for process pools."""
     return _packaged(FILES[path.as_posix()])
 
 
@@ -124,7 +125,7 @@ def _packaged(name: str) -> str:
 
 
 def difference(path: Path, text: str) -> list[str]:
-    """Lines of a unified diff from the file at `path` to `text`; empty if they are equal."""
+    """Return the lines of a unified diff from the file at `path` to `text`. If both are equal, return no lines."""
     with writing(path):
         there = path.read_text(encoding="utf-8") if path.exists() else ""
     name = str(path) if path.exists() else "/dev/null"
@@ -134,7 +135,7 @@ def difference(path: Path, text: str) -> list[str]:
 
 
 def _in_containers(prefect_yaml: str, folder: str) -> str:
-    """The deployments for pools with container images, where the pool sets the command and the image the folder."""
+    """Return prefect.yaml for pools of containers. The pool sets the command, and the image sets the folder."""
     where, _, definitions = prefect_yaml.partition("\n# Where flow runs start.")
     header = where.replace("deployments/create-pools.sh", f"deployments/{folder}/create-pools.sh")
     header = header.replace("SEGUE_HOME=$PWD ", "")
@@ -144,7 +145,7 @@ def _in_containers(prefect_yaml: str, folder: str) -> str:
 
 
 def _write(path: Path, text: str) -> bool:
-    """Write a file unless it already exists; return True if it was written."""
+    """If the file does not exist yet, write it and return True."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

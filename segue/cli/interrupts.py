@@ -1,4 +1,4 @@
-"""The handling of Ctrl-C and SIGTERM. Both end a command cleanly, together with the processes that the command
+"""Handles Ctrl-C and SIGTERM. Both signals end a command cleanly, together with the processes that the command
 started."""
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from segue.reports.console import errors
 
 
 class Terminated(KeyboardInterrupt):
-    """The exception for SIGTERM. It is raised in the main thread, in the same way as Python raises KeyboardInterrupt
-    for Ctrl-C."""
+    """The exception for SIGTERM. segue raises it in the main thread, as Python raises KeyboardInterrupt for Ctrl-C."""
 
 
 @contextmanager
 def ends_cleanly(*, hint: str) -> Iterator[None]:
-    """A block in which SIGTERM raises an exception, in the same way as Ctrl-C, so that the block can end its processes.
+    """While the block runs, let SIGTERM raise an exception, as Ctrl-C does, so that the block can end its processes.
 
     Raises:
-        typer.Exit: with code 130 after Ctrl-C or 143 after SIGTERM, after `hint` was printed on standard error.
+        typer.Exit: the exit code is 130 after Ctrl-C, or 143 after SIGTERM. `hint` was printed on standard error.
     """
     before = signal.signal(signal.SIGTERM, _raise)
     try:

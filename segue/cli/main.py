@@ -1,5 +1,5 @@
-"""The `segue` command. It imports only the subcommand that it runs, because the imports of all of them take longer than
-most of them run."""
+"""The `segue` command. It imports only the subcommand that it runs, because the imports of all subcommands take longer
+than most subcommands run."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ _COMMANDS = {
         "Versions of the models that scheduled retrainings train: list, compare, approve, promote, roll back.",
     ),
 }
-"""For each command, its module and function, and its line in the list of commands."""
+"""Maps each command to its module and function, and to its line in the list of commands."""
 
 
 class _Commands(TyperGroup):
@@ -131,7 +131,7 @@ def _imported(name: str) -> Any:
 
 
 def whole_command() -> TyperGroup:
-    """The `segue` command with all its subcommands imported."""
+    """Return the `segue` command with all its subcommands imported."""
     group = get_command(app)
     assert isinstance(group, TyperGroup)
     group.commands = {name: _imported(name) for name in _COMMANDS}
@@ -157,7 +157,7 @@ def segue(
 
 
 def main() -> None:
-    """Entry point of the console script; for an expected error it prints one paragraph and sets the exit code."""
+    """Run the console script. For an error of segue, print one paragraph and set the exit code."""
     try:
         app()
     except SegueError as error:

@@ -1,7 +1,4 @@
-"""Options that several commands share, and functions that read these options: stores, settings, deadlines, durations.
-
-The module `segue.units` writes durations.
-"""
+"""Options that several commands share, and functions that read stores, settings, deadlines and durations."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ Store = Annotated[
 DEFAULT_SPEC = Path("run.toml")
 """The run spec that `segue init` writes."""
 SIGNING_KEY_FROM = "SEGUE_SIGNING_KEY_FROM"
-"""Environment variable with the reference to the key of signed logs, for commands that read no run spec."""
+"""Environment variable with the reference to the signing key of logs, for commands without a run spec."""
 Endpoint = Annotated[str | None, typer.Option(help="Endpoint of the bucket; the default is the cloud's endpoint.")]
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(min|s|m|h|d)\s*")
 _DURATION = re.compile(rf"\+?\s*(?:{_PART.pattern})+")
@@ -41,12 +38,12 @@ _UNIT_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 class DefaultCommandGroup(TyperGroup):
-    """A command group that runs its `default` command if the first argument is not one of its commands."""
+    """A command group that runs its `default` command if the first argument names no command."""
 
     default: str
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the default command's name if the arguments name no command; --help alone shows the group's help."""
+        """If the first argument names no command, insert the default command's name. --help shows the group's help."""
         # Also before options, as in `--store s3://bucket RUN`: only the command knows which options take a value.
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [self.default, *args]
@@ -66,7 +63,7 @@ def read_run(run: str, *, store: str, endpoint_url: str | None) -> tuple[RunLog,
 
 
 def store_named(url: str, *, endpoint_url: str | None) -> StoreSpec:
-    """The store of a command without a run spec, with the signing key of SEGUE_SIGNING_KEY_FROM.
+    """Return the store of a command without a run spec, with the signing key that SEGUE_SIGNING_KEY_FROM refers to.
 
     Raises:
         SpecError: the URL, the endpoint or the reference to the key is not valid.
@@ -77,7 +74,7 @@ def store_named(url: str, *, endpoint_url: str | None) -> StoreSpec:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A block that writes an output file, and reports a failure as an OutputError.
+    """While the block writes an output file, turn each OSError into an OutputError.
 
     Raises:
         OutputError: the file cannot be written.
@@ -126,7 +123,10 @@ RankCount = Annotated[
 
 
 def with_workload(fields: Mapping[str, Any], words: list[str] | None) -> dict[str, Any]:
-    """The fields of a run spec with this workload: one word is a recipe, several words are a program's command."""
+    """Return a run spec's fields with this workload.
+
+    One word is a recipe, and several words are a program's command.
+    """
     if not words:
         return dict(fields)
     others = {name: value for name, value in fields.items() if name not in ("recipe", "program")}
@@ -134,27 +134,27 @@ def with_workload(fields: Mapping[str, Any], words: list[str] | None) -> dict[st
 
 
 def only_given(**fields: Any) -> dict[str, Any]:
-    """The fields that have a value. An option that was not given is None."""
+    """Return the fields whose value is not None. The value of an option that was not given is None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def table(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A table of a run spec's fields. It is empty if the fields have no such table, or another value in its place."""
+    """Return a table of a run spec's fields. If the fields have no such table, return an empty table."""
     found = fields.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def with_store(fields: Mapping[str, Any], *, url: str | None, endpoint_url: str | None) -> dict[str, Any]:
-    """The fields of a run spec with the store of the options, if a store or an endpoint was given."""
+    """Return a run spec's fields. If the options name a store or an endpoint, it replaces the one in the fields."""
     where = only_given(url=url, endpoint_url=endpoint_url)
     return dict(fields) | ({"store": table(fields, "store") | where} if where else {})
 
 
 def read_settings(config: Path | None, words: list[str] | None) -> tuple[dict[str, Any], str]:
-    """The fields of a command's run spec, and the name of their source for error messages.
+    """Return the fields of a command's run spec, and the name of their source for error messages.
 
-    Without --config and without a workload, the fields come from run.toml of this folder, if it exists. A line on
-    standard error says if run.toml exists but is not used.
+    Without --config and without a workload, the fields come from run.toml in the current folder, if this file exists.
+    If run.toml exists but is not used, print a line on standard error.
     """
     is_there = config is None and DEFAULT_SPEC.is_file()
     if is_there and words:
@@ -169,7 +169,7 @@ def read_settings(config: Path | None, words: list[str] | None) -> tuple[dict[st
 
 
 def workload_name(fields: Mapping[str, Any]) -> str:
-    """A short name for the workload in these fields of a run spec: the recipe's module, or the program's script."""
+    """Return a short name for a run spec's workload: the name of the recipe's module, or of the program's script."""
     program = fields.get("program")
     command = program.get("command", ()) if isinstance(program, Mapping) else ()
     named = [str(word) for word in command[1:] if word != "-m"] or [str(fields.get("recipe")).partition(":")[0]]
@@ -181,7 +181,7 @@ def parse_deadline(text: str, *, now: datetime) -> datetime:
     """Read a deadline: `+90m`, `+8h24m`, `06:00` (the next 06:00 in local time), or an ISO time with a time zone.
 
     Raises:
-        SpecError: the text is no such time, or an ISO time has no time zone.
+        SpecError: the text has none of these forms, or an ISO time has no time zone.
     """
     try:
         moment = _moment(text.strip(), now=now)
@@ -199,7 +199,7 @@ def parse_seconds(text: str, *, name: str) -> float:
     """Read a duration such as `24h`, `90m`, `600s` or `1d12h`. `name` is the name of the option, for error messages.
 
     Raises:
-        SpecError: the text is not a duration, or the duration is not above zero.
+        SpecError: the text is not a duration, or the duration is zero.
     """
     seconds = _duration_seconds(text.strip()) or 0.0
     if not 0 < seconds < math.inf:
@@ -208,7 +208,10 @@ def parse_seconds(text: str, *, name: str) -> float:
 
 
 def _duration_seconds(text: str) -> float | None:
-    """The duration in seconds; None if the text is not a duration, or if a unit is repeated or out of order."""
+    """Return the duration in seconds.
+
+    If the text is not a duration, or a unit is repeated or out of order, return None.
+    """
     if not _DURATION.fullmatch(text):
         return None
     parts = [(_UNIT_SECONDS[unit], float(count)) for count, unit in _PART.findall(text)]

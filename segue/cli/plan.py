@@ -1,4 +1,4 @@
-"""`segue plan`: the expected cost, lateness and preemptions of a run spec, before anything runs."""
+"""`segue plan`: forecast the cost, lateness and preemptions of a run before it starts."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ def plan(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps to the goal; default: the run spec's.")] = None,
     step_seconds: Annotated[
-        float | None, typer.Option(min=1e-6, help="Seconds per step, instead of the measured ones or the run spec's.")
+        float | None, typer.Option(min=1e-6, help="Seconds per step; default: the measured value or the run spec's.")
     ] = None,
     work: Annotated[
-        str | None, typer.Option(help="Time of all steps together, instead of --step-seconds: 24h.")
+        str | None, typer.Option(help="Duration of all steps together, for example 24h; replaces --step-seconds.")
     ] = None,
     save_seconds: Annotated[
         float | None,
-        typer.Option(min=0, help="Seconds that one save takes, which sets the save interval; default: not known."),
+        typer.Option(min=0, help="Duration of a save in seconds, for the save interval; default: unknown."),
     ] = None,
     traces: Annotated[
-        str, typer.Option(help="Trace file, or folder of them; prior: synthetic traces from published hazards.")
+        str, typer.Option(help="Trace file, or folder of trace files; prior: synthetic traces from published hazards.")
     ] = (_PRIOR),
     runs: Annotated[int, typer.Option(min=20, max=5000, help="Number of simulated runs.")] = 200,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the simulated spot; the same seed gives the same figures.")
+        int, typer.Option(min=0, help="Seed of the simulated spot capacity; equal seeds give equal figures.")
     ] = 0,
     store: Annotated[
         str | None,
@@ -76,9 +76,9 @@ def plan(
     picture: Annotated[Path | None, typer.Option(help="PNG file to write, with a dozen of the simulated runs.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Forecast a run before it starts: cost, lateness, preemptions, lost work, save interval. Nothing is run.
+    """Forecast a run before it starts: cost, lateness, preemptions, lost work, save interval. Nothing is trained.
 
-    Exit code 0: the deadline can be met. 2: it cannot, with the reason, or the arguments are wrong.
+    Exit code 0: the run can meet the deadline. 2: the run cannot meet it, or an option is wrong.
     """
     now = SystemClock().now()
     require_finite({"--step-seconds": step_seconds, "--save-seconds": save_seconds})
@@ -127,9 +127,9 @@ def _spec(
 
 
 def _history(spec: RunSpec) -> tuple[History, tuple[str, ...]]:
-    """The run's history, with a note if the store could not be read.
+    """Return the run's history. If the store cannot be read, also return a note.
 
-    If there is no such run, the history has only what other runs of the store have seen of the pools, as in a new run.
+    If the run does not exist, the history contains only what other runs of the store have observed on the pools.
     """
     try:
         if spec.run_id != _UNNAMED:

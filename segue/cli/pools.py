@@ -1,4 +1,4 @@
-"""`segue pools`: what the runs of a store have seen of its pools and of their machines."""
+"""`segue pools`: show what the runs of a store have observed on pools and machines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pools(
     """Show each pool as the runs of a store have seen it: price, share of time up, mean life, mean wait, starts. Then
     show each machine: deaths, hangs, wrong numbers, failed checks, step time, and until when attempts avoid it.
 
-    A new run of the store begins with these observations. "Up" counts only time that a run trained or waited.
+    A new run of the store begins with these observations. The time up is measured only while a run trains or waits.
     """
     from segue.reports.pool_views import correlations, draw_pools, pool_facts, pool_row
 

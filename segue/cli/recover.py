@@ -1,4 +1,4 @@
-"""`segue recover`: start the dead parents of open runs again, once and by hand."""
+"""`segue recover`: start the dead parents of open runs again."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def recover(
 ) -> None:
     """Find open runs without a living parent, and start their parents again, as the deployment `recover` does.
 
-    Without --store, the command looks into every store that a parent of the Prefect server used in the last 30 days.
-    It prints a warning for each store that the scheduled recovery has not looked at for three of its intervals (at
-    least three minutes).
+    Without --store, the command checks every store that a parent of the Prefect server used in the last 30 days. If the
+    scheduled recovery has not checked a store for three of its intervals (at least three minutes), the command prints a
+    warning.
     Exit code 0: every open run has a parent again. 1: at least one store or run could not be handled.
     """
     require_prefect("recover")
@@ -59,7 +59,10 @@ def recover(
 
 
 def _silence(store: StoreSpec) -> str | None:
-    """A warning if the schedule no longer looks at this store, else None; call it before this command's own look."""
+    """Return a warning if the schedule no longer checks this store.
+
+    Call this function before the command's own check.
+    """
     try:
         seconds = seconds_without_look(open_store(store), now=SystemClock().now())
     except StoreError:

@@ -1,6 +1,6 @@
 """`segue run`: train a recipe or a program through Prefect, on a configured server or on a local server.
 
-Prefect and torch take seconds to import, so all checks that do not need them come first.
+The imports of Prefect and torch take seconds, so all checks without Prefect and torch come first.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
 Source = tuple[str, int | Literal["best"] | None]
-"""A run, and the step of its checkpoint; None means the newest checkpoint."""
+"""The name of a run, and the step of its checkpoint. If the step is None, the newest checkpoint is used."""
 
 
 def parse_source(text: str) -> Source:
-    """Read RUN, RUN@STEP or RUN@best into a run and a step.
+    """Split RUN, RUN@STEP or RUN@best into the name of a run and a step.
 
     Raises:
         SpecError: the text has none of these forms.
@@ -61,7 +61,10 @@ def parse_source(text: str) -> Source:
 
 
 def begin_with(spec: RunSpec, source: Source, reset: list[str]) -> None:
-    """Commit the source as the run's first checkpoint and report it; a run that already began with it is unchanged."""
+    """Commit the source as the run's first checkpoint, and report it.
+
+    If the run already began with it, change nothing.
+    """
     run, step = source
     with progress("reading the run's log") as say:
         report = fork_run(spec, run, step=step, reset=reset, progress=say)
@@ -79,14 +82,14 @@ def run(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="TOML run spec; options override it. Without a recipe the default is run.toml, if it exists."
+            help="TOML run spec; options override it. Without a recipe the default is run.toml, if this file exists."
         ),
     ] = None,
     run_id: Annotated[str | None, typer.Option(help="Name of the run; an existing run is resumed.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps to the goal.")] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(min=1, help="Goal in epochs, instead of --steps; the recipe is built here to count their steps."),
+        typer.Option(min=1, help="Goal in epochs, instead of --steps; segue builds the recipe to count the steps."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, data order and every random stream.")] = None,
     ranks: RankCount = None,
@@ -104,11 +107,11 @@ def run(
     ] = None,
     reset: Annotated[
         list[str] | None,
-        typer.Option(help="With --from, part not to take over: optimizer, position or a component's name; repeatable."),
+        typer.Option(help="With --from, part to leave out: optimizer, position or a component's name; repeatable."),
     ] = None,
     accept: Annotated[
         list[str] | None,
-        typer.Option(help="Part of the setup that was changed on purpose, e.g. setup.code; repeatable."),
+        typer.Option(help="Part of the setup that you changed on purpose, e.g. setup.code; repeatable."),
     ] = None,
     accept_drift: Annotated[
         bool, typer.Option("--accept-drift", help="Resume the run even if its run spec has changed.")
@@ -168,7 +171,7 @@ def _steps_of(spec: RunSpec, epochs: int) -> int:
 
 
 def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
-    """Make every check of the run that needs no server, and return its log; no record of the run is written."""
+    """Run every check that needs no server, without writing a record. Return the run's log."""
     from segue.hosting import require_program
     from segue.interop.code_check import refuse_changed_code
     from segue.launch.registry import require_clusters
@@ -187,7 +190,7 @@ def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
 
 
 def _train(spec: RunSpec, runlog: RunLog, *, accept_drift: bool, detach: bool, hint: str | None) -> State | None:
-    """Start the parent and follow it to its final state; with `detach`, return None after the start."""
+    """Start the parent, and follow it to its final state. If `detach` is set, return None after the start."""
     from prefect.settings import PREFECT_API_URL
 
     is_own_server = not PREFECT_API_URL.value()

@@ -249,10 +249,10 @@ _ended_at_exit: set[int] = set()
 class Loader(DataLoader[Any]):
     """A DataLoader whose workers ignore SIGTERM, SIGUSR1 and Ctrl-C.
 
-    Forked workers ignore these signals from the beginning. A platform signals every process of a machine, and a terminal
-    signals every process in its foreground. If a signal killed a worker, the training step would raise an error, and a
-    preemption would look like a bug. Instead, the trainer acts on the notice and ends its workers itself. The trainer
-    also ends the workers of an iterator that a script still holds at its end.
+    Forked workers ignore these signals from the beginning. A platform signals every process of a machine, and a
+    terminal signals every process in its foreground. If a signal killed a worker, the training step would raise an
+    error, and a preemption would look like a bug. Instead, the trainer acts on the notice and ends its workers itself.
+    The trainer also ends the workers of an iterator that a script still holds at its end.
     """
 
     def __init__(self, dataset: Any, *, worker_init_fn: Callable[[int], None] | None = None, **fields: Any) -> None:
