@@ -10,8 +10,8 @@ from segue.cli.options import require_prefect
 from segue.reports.console import console, errors
 
 _HINT = (
-    "segue: the attempts train on. The flow `recover` starts their parents again, on this pool; "
-    "start `segue serve` or a worker for it."
+    "segue: the attempts continue to train. The flow `recover` starts their parents again on this pool; "
+    "start `segue serve` or a worker for this pool."
 )
 
 
@@ -22,9 +22,9 @@ def serve(
 ) -> None:
     """Run the parents of many runs in one process, in place of `prefect worker start --pool parents`.
 
-    Start this command in the folder that the deployments set as working_dir. It starts a separate process, as a worker
-    does, for a parent whose job has another folder, its own command or its own variables, and for every other flow run
-    of the pool. The command runs until Ctrl-C or SIGTERM. If OTEL_METRICS_EXPORTER is prometheus or otlp, the process
+    Start this command in the folder that the deployments set as working_dir. A parent runs in a separate process if its
+    job has another folder, its own command or its own variables. Every other flow run of the pool also runs in a
+    separate process. The command runs until Ctrl-C or SIGTERM. If OTEL_METRICS_EXPORTER is prometheus or otlp, it
     exports the metrics of its runs.
 
     Exit code 130: ended by Ctrl-C. 143: ended by SIGTERM. 2: the server or the pool cannot be used, or the metrics

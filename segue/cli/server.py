@@ -1,4 +1,4 @@
-"""The Prefect server of a command. It is the configured server, or a local server that the command starts."""
+"""Provides the Prefect server of a command: the configured server, or a local server that the command starts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _FOLDER = Path(".segue")
 
 @contextmanager
 def server() -> Iterator[bool]:
-    """A block with a Prefect server. It is the server of PREFECT_API_URL, or a local server with pools that ends with
-    the block.
+    """Provide the Prefect server of PREFECT_API_URL, or a local server with pools that ends with the block.
 
-    The block gets True for a local server, and False for a configured server.
+    For a local server, the block gets True. For a configured server, the block gets False.
 
     Raises:
         OrchestratorError: the local server did not start.
@@ -40,7 +39,7 @@ def server() -> Iterator[bool]:
 
 
 def has_server() -> bool:
-    """True if Prefect is installed and a server is configured."""
+    """Whether Prefect is installed and a server is configured."""
     if importlib.util.find_spec("prefect") is None:
         return False
     from prefect.settings import PREFECT_API_URL
@@ -49,7 +48,7 @@ def has_server() -> bool:
 
 
 def require_lasting_server(what: str) -> None:
-    """Refuse an operation that needs a server which still runs after this command.
+    """Refuse an operation that needs a server which outlives this command, if no server is configured.
 
     Raises:
         OrchestratorError: no server is configured.

@@ -28,7 +28,7 @@ from segue.runlog.open import known_runs
 from segue.runlog.parents import read_parent
 
 _ALIVE = timedelta(minutes=1)
-"""A parent is alive if its newest heartbeat is younger than this."""
+"""A parent is alive if its newest heartbeat is not older than this time."""
 
 
 def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
@@ -42,7 +42,7 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
 
 
 def _facts(run: str, runlog: RunLog, history: History, *, beat: Heartbeat | None, now: datetime) -> dict[str, Any]:
-    """The facts of a run for JSON output."""
+    """Return the state, costs and history of a run for JSON output."""
     spec, last = history.spec, history.decisions[-1] if history.decisions else None
     cost = _cost(runlog, history, beat)
     parent = _parent(runlog, history)
@@ -162,12 +162,12 @@ def _parent(runlog: RunLog, history: History) -> ParentRecord | None:
 
 
 def _waiting(parent: ParentRecord | None) -> str | None:
-    """Text from the parent about what the run waits for; None if the run waits for nothing."""
+    """Return the parent's text about what the run waits for. If the run waits for nothing, return None."""
     return parent.waiting if parent is not None else None
 
 
 def _unguarded(runlog: RunLog, parent: ParentRecord | None, *, now: datetime) -> str | None:
-    """Reason why nothing would restart a dead parent; None if recovery would restart it, or if there is no parent."""
+    """Return the reason why recovery would not restart a dead parent. If recovery would restart it, return None."""
     if parent is None:
         return None
     if parent.unguarded is not None or now - parent.beat_at < _ALIVE:
@@ -177,7 +177,10 @@ def _unguarded(runlog: RunLog, parent: ParentRecord | None, *, now: datetime) ->
 
 
 def _live_facts(beat: Heartbeat | None, *, now: datetime) -> dict[str, Any]:
-    """Facts from the newest heartbeat of the current attempt; empty if there is no heartbeat."""
+    """Return the values of the current attempt's newest heartbeat.
+
+    If there is no heartbeat, return an empty mapping.
+    """
     if beat is None:
         return {}
     return {

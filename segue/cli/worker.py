@@ -20,10 +20,10 @@ def worker(
 ) -> None:
     """Run a worker that starts segments of a process pool two to three seconds sooner than Prefect's own worker.
 
-    Use it in place of `prefect worker start --pool POOL`. While a segment trains, an engine and a trainer for the next
-    segment wait on this machine with all modules imported; they need about 400 MB. Other flow runs start as usual. If a
-    Prefect server on SQLite refuses a request, this worker repeats the request within 50 ms, on pools of every type;
-    Prefect's own worker repeats it after 2 to 32 s.
+    Use the command in place of `prefect worker start --pool POOL`. While a segment trains, an engine and a trainer for
+    the next segment wait on this machine with all modules imported. They need about 400 MB. Other flow runs start as
+    usual. If a Prefect server on SQLite refuses a request, this worker repeats the request within 50 ms, on pools of
+    every type. Prefect's own worker repeats the request after 2 to 32 s.
     """
     require_prefect("worker")
     from segue.deployments.workers.warm_worker import work

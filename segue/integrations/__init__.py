@@ -1,1 +1,1 @@
-"""Integrations of training frameworks and trackers. Only the module of a framework imports the framework."""
+"""Integrations of training frameworks and trackers. Each framework is imported only by its own module."""

@@ -1,6 +1,6 @@
 """Manages the terminal: one console for output, one console for errors, and the progress of a command.
 
-The progress is one line that changes on a terminal, or plain lines in a file or pipe.
+On a terminal, the progress is one line that changes. In a file or pipe, the progress is several plain lines.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from segue.units import duration
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 QUIET_SECONDS = 3.0
-"""If the output is a file or pipe, a command that takes fewer seconds than this reports no progress."""
+"""In a file or pipe, a command reports no progress before it has run for this number of seconds."""
 AGAIN_SECONDS = 15.0
-"""Seconds after which a long step of the work is reported again."""
+"""Seconds after which a line about a long step is repeated, with the time so far."""
 _PARTS = 10
 
 Say = Callable[[str], None]
@@ -44,7 +44,9 @@ def show_json(value: Mapping[str, Any]) -> None:
 
 @contextmanager
 def progress(first: str, *, console: Console = errors) -> Iterator[Say]:
-    """A block of work. The block yields a function to call with the name of each step when the step begins.
+    """Show the progress of a block of work.
+
+    The block calls the yielded function with the name of each step at its begin.
 
     On a terminal, one line shows the newest step and the time. The line disappears at the end of the block. In a file
     or pipe, each step gets its own line, and a long step gets a further line every 15 s. All lines go to standard
@@ -64,7 +66,7 @@ def progress(first: str, *, console: Console = errors) -> Iterator[Say]:
 
 
 class _Lines:
-    """Writes plain lines, but only after the work has lasted for some seconds."""
+    """Writes the progress as plain lines, but only after the work has lasted for `QUIET_SECONDS`."""
 
     def __init__(self, first: str, write: Say, clock: Clock) -> None:
         self._write, self._clock = write, clock
@@ -103,7 +105,7 @@ class _Lines:
 
 
 class Reached(NamedTuple):
-    """Progress of a training, as one line shows it."""
+    """The progress of a training: the current activity, the current step and the number of steps."""
 
     doing: str
     step: int
@@ -114,9 +116,9 @@ class Reached(NamedTuple):
         return f"{self.doing}, step {self.step} of {self.steps}"
 
     def is_news_after(self, before: Reached | None) -> bool:
-        """Whether this progress needs a line after `before`.
+        """Whether this progress needs a new line after the line for `before`.
 
-        This is so if a new activity has begun, or if another tenth of the steps is done.
+        A new line is needed if a new activity has begun, or if another tenth of the steps is done.
         """
         if before is None or before.doing != self.doing:
             return True
@@ -125,7 +127,7 @@ class Reached(NamedTuple):
 
 
 class StepLines:
-    """Writes lines about a training to a file or pipe: for each new activity and each tenth of the steps."""
+    """Writes a line about a training for each new activity and for each tenth of the steps."""
 
     def __init__(self, write: Say) -> None:
         self._write = write

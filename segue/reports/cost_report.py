@@ -1,7 +1,6 @@
 """Computes the cost of a run, and compares it with the cost of the same work on on-demand alone. The module is pure.
 
-All numbers are computed from the log, except the cost of standbys, which is computed from the status objects of the
-standbys.
+The numbers come from the log. Only the cost of standbys comes from the status objects of the standbys.
 
 The paid time of an attempt is the time from the attempt's claim to its end, according to the attempt's report. The
 provider also bills the boot before the claim, but no report measures the boot. The price of an attempt is the price at
@@ -24,16 +23,16 @@ from segue.spec import RunSpec
 from segue.units import duration, money
 
 _SAME_SHARE = 0.005
-"""Savings below this share are shown as no savings, because they would be rounded to 0%."""
+"""The report shows savings below this share as no savings, because it would round them to 0%."""
 
 
 class Live(NamedTuple):
-    """The attempt that trains now, according to its newest heartbeat. The attempt has no report yet."""
+    """The time and steps of the attempt that trains now, according to its newest heartbeat."""
 
     seconds: float = 0.0
     """Paid seconds since the attempt's claim."""
     step: int = 0
-    """The global step that the attempt has reached."""
+    """The newest global step of the attempt."""
     steps: int = 0
     """Number of steps that the attempt has made."""
     step_seconds: float | None = None
@@ -43,14 +42,14 @@ NOT_LIVE = Live()
 
 
 class CostReport(Value):
-    """Time and money of a run so far. Money is in the currency of the run spec."""
+    """The paid time and the cost of a run so far. The cost is in the currency of the run spec."""
 
-    spot_seconds: float = Field(ge=0, description="Paid seconds on all spot pools, including those of standbys.")
+    spot_seconds: float = Field(ge=0, description="Paid seconds on all spot pools, including the seconds of standbys.")
     on_demand_seconds: float = Field(ge=0, description="Paid seconds on on-demand pools.")
     standby_seconds: float = Field(0.0, ge=0, description="Paid seconds of standbys on spot pools.")
     cost: float = Field(ge=0, description="Cost of all paid seconds, at the prices of their pools.")
     transfer_cost: float = Field(
-        0.0, ge=0, description="Part of the cost for data between machines and store, if a pool has a price for it."
+        0.0, ge=0, description="Part of the cost for data transfer between machines and store, if a pool has a price."
     )
     useful_seconds: float = Field(
         ge=0, description="Seconds that the completed steps would have taken without interruptions."
@@ -66,7 +65,7 @@ class CostReport(Value):
     lost_cost: float = Field(ge=0, description="Cost of the lost steps, at the price of the pool that lost them.")
     waiting_seconds: float = Field(
         ge=0,
-        description="Seconds of queue and boot: the sum of the times from each decision to the claim of its attempt.",
+        description="Seconds of queue and boot: the sum of the times from each decision to the claim of the attempt.",
     )
     seconds_by_cause: dict[str, float] = Field(
         default_factory=dict,
@@ -93,17 +92,17 @@ class CostReport(Value):
 
     @property
     def sentence(self) -> str:
-        """The paid share as text. The text is empty before the first commit."""
+        """A text with the paid share. Before the first commit, the text is empty."""
         return "" if self.paid_share is None else f"paid {self.paid_share:.0%} of the cost of on-demand alone"
 
     @property
     def paid(self) -> str:
-        """The cost so far, as text."""
+        """A text with the cost so far."""
         return money(self.cost, self.currency)
 
     @property
     def saved(self) -> str:
-        """The savings compared with on-demand alone, as text. The text is empty before the first commit."""
+        """A text with the savings compared with on-demand alone. Before the first commit, the text is empty."""
         share = self.saved_share
         if share is None or self.on_demand_cost is None:
             return ""
@@ -114,12 +113,12 @@ class CostReport(Value):
 
     @property
     def comparison(self) -> str:
-        """The cost so far, compared with on-demand alone, as text."""
+        """A text with the cost so far, compared with on-demand alone."""
         than = {"saved": "against", "paid": "than"}.get(self.saved.partition(" ")[0])
         return f"{self.paid}; {self.saved} {than} on-demand alone" if than else self.paid
 
     def rows(self) -> dict[str, str]:
-        """The rows of the report for display, as texts by name."""
+        """Return the rows of the report as texts by name."""
         paid = f"{self.paid} for {duration(self.spot_seconds)} of spot"
         standbys = f" ({duration(self.standby_seconds)} of it for standbys)" if self.standby_seconds else ""
         data = f", {money(self.transfer_cost, self.currency)} of it for data" if self.transfer_cost else ""
@@ -141,7 +140,7 @@ class CostReport(Value):
         return named
 
     def numbers(self) -> dict[str, Any]:
-        """The report as plain numbers by name, for JSON output."""
+        """Return the report as numbers by name, for JSON output."""
         shares = {"paid_share": self.paid_share, "saved_share": self.saved_share, "goodput": self.goodput.share}
         rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in self}
         rounded["seconds_by_cause"] = {cause: round(value, 3) for cause, value in self.seconds_by_cause.items()}
@@ -151,10 +150,10 @@ class CostReport(Value):
 def cost_report(
     spec: RunSpec, history: History, *, live: Live = NOT_LIVE, standbys: Mapping[str, float] | None = None
 ) -> CostReport:
-    """Compute the time and money of a run so far.
+    """Compute the paid time and the cost of a run so far.
 
-    `live` is the attempt that trains now. `standbys` contains the seconds for which standbys held a machine, by pool.
-    See `segue.controller.standbys.messages.held_by_standbys`.
+    `live` describes the attempt that trains now. `standbys` contains the seconds for which standbys held a machine, by
+    pool, as `segue.controller.standbys.messages.held_by_standbys` returns them.
     """
     paid = _paid(history)
     charges = charges_of(spec, history, live_seconds=live.seconds)
@@ -194,7 +193,7 @@ def lost_cost(spec: RunSpec, history: History, report: SegmentReport, *, step_se
 
 
 def usual_step_seconds(history: History, live: Live = NOT_LIVE) -> float:
-    """Return the mean seconds per step over all attempts of the run. Return 0 if no step was measured yet."""
+    """Return the mean seconds per step over all attempts of the run. If no step was measured yet, return 0."""
     return _step_seconds(_paid(history), live)
 
 
@@ -223,9 +222,9 @@ def _trained_steps(history: History, *, reached: int) -> int:
 
 
 def waits(history: History) -> list[tuple[datetime, datetime]]:
-    """Return the begin and the end of each wait.
+    """Return the begin and the end of each wait for capacity.
 
-    A wait lasts from a decision to the claim of the attempt that was decided, or to the next decision.
+    A wait lasts from a decision to the claim of its attempt. Without a claim, the wait ends at the next decision.
     """
     found = []
     for entry in history.decisions:

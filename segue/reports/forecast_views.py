@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from segue.simulation.forecast import Expected, Sample
 
 _COLOURS = {"finished": "#ffffff", "idle": "#dddddd", "spot": "#2f6db0", "on-demand": "#e07b39"}
-"""Colours in the order of the mode numbers, beginning with mode -1."""
+"""Colour of each mode of a simulated run. The first colour belongs to mode -1, the next to mode 0."""
 _DEADLINE, _LATEST = "#111111", "#b3261e"
 
 
 def draw_sample(sample: Sample, *, title: str, deadline_seconds: float | None, latest_seconds: float | None) -> bytes:
-    """Draw the capacity of sample runs over time as a PNG. All seconds count from now.
+    """Draw the capacity of some simulated runs over time as a PNG. Both numbers of seconds are measured from now.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -49,7 +49,7 @@ def draw_sample(sample: Sample, *, title: str, deadline_seconds: float | None, l
 
 
 def forecast_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Name and text of each line about a forecast."""
+    """Return the name and the text of each line about a forecast."""
     per_step = f"{facts['steps'] - facts['committed_step']} steps of {facts['step_seconds']:.4g} s"
     currency = facts["currency"]
     cost, least, most, alone = (
@@ -83,7 +83,7 @@ def forecast_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _pool_lines(facts: dict[str, Any], currency: str) -> list[tuple[str, str]]:
-    """Return one line for each spot pool, if there are several. The pools are in the order in which they are asked."""
+    """If there are several spot pools, return one line for each pool, in the order in which a run requests machines."""
     pools = facts["pools"]
     if len(pools) < 2:
         return []
@@ -114,7 +114,7 @@ def _lateness(facts: dict[str, Any]) -> str:
 
 
 def policy_row(one: Expected, *, currency: str) -> dict[str, str]:
-    """The row of one policy in the table of a forecast."""
+    """Return the row of one policy in the table of a forecast."""
     return {
         "policy": one.policy,
         f"cost, {currency}": f"{one.cost:.4g}",

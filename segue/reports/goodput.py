@@ -1,12 +1,12 @@
 """Attributes every paid second of a run to a cause. The module is pure.
 
-The goodput is the share of the paid seconds in which an attempt made steps that no later attempt made again. The
-definition follows the library `ml-goodput-measurement`, which counts all seconds of a job; here, seconds without a
-machine cost nothing and are shown beside the paid ones.
+The goodput is the share of the paid seconds in which an attempt made steps that no later attempt made again. In the
+library `ml-goodput-measurement`, the goodput also includes seconds without a machine. Here, seconds without a machine
+cost nothing, and reports show them separately.
 
-Attempts report the seconds of each of their phases. A step of the phases `replay` and `first step` counts as training
-for as long as the attempt's other steps took; the rest of these phases is overhead. An attempt that could not report is
-known from its last heartbeat.
+Attempts report the seconds of each of their phases. A step in the phases `replay` and `first step` counts as training
+for the usual duration of a step. The rest of these phases is overhead. If an attempt could not report, its last
+heartbeat replaces the report.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _NAMES = {
     "rehearsal": "rehearsal",
     "end": "end",
 }
-"""The cause to which the seconds of a phase belong, as far as they are not training."""
+"""Maps each phase to the cause of those seconds of the phase that are not training."""
 CAUSES = (TRAINING, *_NAMES.values(), STANDBYS, WITHDRAWN)
-"""All causes. `start` contains build, restore and replay of an attempt in a log of an older version."""
+"""All causes. For logs of older versions, `start` also contains the seconds of build, restore and replay."""
 _SHOWN_SHARE = 0.005
-"""A cause with a smaller share is not named in a sentence."""
+"""A sentence does not name causes with a smaller share."""
 
 
 @dataclass(frozen=True)
 class Goodput:
-    """Paid seconds by cause."""
+    """The paid seconds of a run or attempt, by cause."""
 
     seconds: Mapping[str, float]
 
@@ -52,13 +52,13 @@ class Goodput:
 
     @property
     def share(self) -> float | None:
-        """The goodput. The value is None if nothing was paid."""
+        """The goodput. If no seconds were paid, the value is None."""
         total = self.total_seconds
         return self.seconds.get(TRAINING, 0.0) / total if total else None
 
     @property
     def sentence(self) -> str:
-        """The goodput and the largest other causes. The text is empty if nothing was paid."""
+        """A text with the goodput and the largest other causes. If no seconds were paid, the text is empty."""
         if self.share is None:
             return ""
         others = sorted(((s, cause) for cause, s in self.seconds.items() if cause != TRAINING), reverse=True)
@@ -72,8 +72,9 @@ class Goodput:
 
 
 def goodput_of(history: History, charges: Sequence[Charge], *, standby_seconds: float = 0.0) -> Goodput:
-    """Return the paid seconds of a run by cause. The attempt that trains now is left out, and nothing is known while
-    the first attempt trains.
+    """Return the paid seconds of a run by cause, without the attempt that trains now.
+
+    While the first attempt trains, the result is empty.
     """
     ended = [charge for charge in charges if charge.use != LIVE]
     parts = [Goodput({cause: charge.seconds}) for cause, charge in charges_by_cause(history, ended)]
@@ -87,7 +88,10 @@ def total(parts: Iterable[Goodput]) -> Goodput:
 
 
 def goodput_of_attempt(history: History, report: SegmentReport, *, lost_steps: int) -> Goodput:
-    """Return the paid seconds of an attempt by cause. `lost_steps` are the steps that were made again later."""
+    """Return the paid seconds of an attempt by cause.
+
+    `lost_steps` is the number of steps that a later attempt had to make again.
+    """
     if not report.got_capacity or not report.seconds:
         return Goodput({})
     phases = report.phase_seconds or _phases_of_older_version(report)
@@ -117,9 +121,9 @@ def goodput_by_attempt(history: History) -> list[tuple[SegmentReport, Goodput]]:
 
 
 def charges_by_cause(history: History, charges: Iterable[Charge]) -> list[tuple[str, Charge]]:
-    """Return charges of a run, or the parts of them in a month, with their causes.
+    """Return the charges of a run, or their parts in one month, divided by cause.
 
-    The charge of an attempt is divided in proportion to the seconds of the whole attempt.
+    Each charge of an attempt is divided in proportion to the seconds by cause of the whole attempt.
     """
     of_attempt = {id(report): known for report, known in goodput_by_attempt(history)}
     found = []
@@ -138,8 +142,9 @@ def charges_by_cause(history: History, charges: Iterable[Charge]) -> list[tuple[
 
 
 def _lost_steps(history: History) -> list[int]:
-    """Return for each reported attempt the number of its steps that were not committed or that a later attempt made
-    again, because it resumed from an older checkpoint.
+    """Return for each reported attempt the number of its steps that a later attempt had to make again.
+
+    The attempt did not commit these steps, or a later attempt resumed from an older checkpoint.
     """
     reports = history.last_reports()
     again_from, found = max((report.to_step for report in reports), default=0), list[int]()

@@ -21,11 +21,11 @@ _COLOURS = {
 }
 _OTHERS = ("#e07b39", "#f2b705", "#8d6e63", "#00897b", "#c2185b", "#546e7a", "#c0ca33", "#4dd0e1")
 _LEAST_SHARE = 0.01
-"""A cause with a smaller share of all bars is drawn as a part of `other`."""
+"""If a cause has a smaller share of all bars, the plot shows it as a part of `other`."""
 
 
 def draw_causes(axes: Any, history: History) -> None:
-    """Draw a stacked bar for each of the newest attempts. The axes are empty if no attempt has ended."""
+    """Draw a stacked bar for each of the newest attempts. If no attempt has ended, draw nothing."""
     known = [(report, its) for report, its in goodput_by_attempt(history) if its.total_seconds][-_MOST_BARS:]
     unit, seconds = unit_of_axis(max((its.total_seconds for _, its in known), default=0.0))
     bottom = [0.0] * len(known)
@@ -43,7 +43,7 @@ def draw_causes(axes: Any, history: History) -> None:
 
 
 def _parts(known: Sequence[Goodput]) -> dict[str, list[float]]:
-    """Return the seconds of each attempt for each cause that is large enough, and those of all others together."""
+    """Return each attempt's seconds for each large cause, and the sum of its seconds for all small causes."""
     paid = total(known)
     shown = [cause for cause in CAUSES if paid.seconds.get(cause, 0.0) >= _LEAST_SHARE * max(paid.total_seconds, 1e-9)]
     parts = {cause: [its.seconds.get(cause, 0.0) for its in known] for cause in shown}

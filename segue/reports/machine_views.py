@@ -1,4 +1,4 @@
-"""Shows the machines of a store as the runs of the store have seen them. The module is pure."""
+"""Shows what the runs of a store have observed on machines. The module is pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from segue.records import SeenMachine
 from segue.units import duration
 
 _CANNOT = "not possible"
-"""For a bad machine whose pool gives no choice of machines, for example a pool of processes."""
+"""Text for a bad machine that attempts cannot avoid, for example in a pool of processes."""
 
 
 def machine_facts(seen: Iterable[SeenMachine], *, now: datetime) -> list[dict[str, Any]]:
-    """Return the facts about each machine: the bad machines first, then the machines seen last."""
+    """Return the properties and failures of each machine. Bad machines come first, then the newest observations."""
     facts = []
     for own in by_machine(seen):
         ends, slowness = [each.end for each in own], [each.slowness for each in own if each.slowness is not None]
@@ -43,7 +43,7 @@ def machine_facts(seen: Iterable[SeenMachine], *, now: datetime) -> list[dict[st
 
 
 def machine_row(facts: dict[str, Any], *, now: datetime) -> dict[str, str]:
-    """The row of one machine in the table."""
+    """Return the row of one machine in the table."""
     until = facts["avoided_until"]
     left = duration((datetime.fromisoformat(until) - now).total_seconds()) if until is not None else ""
     avoided = "-" if until is None else f"for {left}" if facts["can_be_avoided"] else _CANNOT

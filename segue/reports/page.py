@@ -1,7 +1,7 @@
 """Writes the page about one run, in markdown: first punctuality and progress, then the tables, then the plot.
 
-The module is pure. The tables have only a few short columns, and long texts are in lists, because the Prefect UI cuts
-wide tables off.
+The module is pure. Because the Prefect UI cuts wide tables off, the tables have few and short columns, and lists
+contain the long texts.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from segue.units import duration, size
 
 _MOST_DECISIONS, _MOST_ROWS, _MOST_FINDINGS = 30, 50, 20
 _OLD_HEARTBEATS = 3
-"""A heartbeat is marked as late after this number of heartbeat intervals."""
+"""The page marks a heartbeat as late after this number of heartbeat intervals."""
 _MOST_CHECKPOINTS = 20
 _NEWEST = 5
 
 
 @dataclass(frozen=True)
 class RunView:
-    """The known facts about a run at one moment."""
+    """The log, the cost and the current state of a run at one moment."""
 
     spec: RunSpec
     history: History
@@ -44,19 +44,19 @@ class RunView:
     waiting: str | None = None
     """A text about what an attempt without a machine waits for.
 
-    The value is None if there is no attempt without a machine.
+    If there is no attempt without a machine, the value is None.
     """
     store_trouble: str | None = None
     """The reason why the parent cannot read the store.
 
-    If there is a reason, the other facts of the view are older than `now`.
+    If there is a reason, the other values of the view are older than `now`.
     """
     clock_trouble: str | None = None
-    """The problem with a clock. Because of this problem, the run does not use the clock."""
+    """The reason why the run does not use a clock."""
     unguarded: str | None = None
-    """The reason why nothing would start the parent again after its death.
+    """The reason why recovery would not restart the parent after its death.
 
-    The value is None if recovery would start the parent again.
+    If recovery would restart the parent, the value is None.
     """
 
     def at(self, now: datetime, *, store_trouble: str) -> RunView:
@@ -105,7 +105,7 @@ def headline(view: RunView) -> Markup:
 
 
 def facts(view: RunView) -> dict[str, str]:
-    """Return the facts below the headline, by name. The most important fact is the first."""
+    """Return the lines below the headline, by name. The most important line comes first."""
     spec, history, beat = view.spec, view.history, view.beat
     found = {}
     if view.store_trouble:
@@ -155,9 +155,7 @@ def finding_lines(history: History) -> list[str]:
 
 
 def decision_lines(history: History) -> list[Markup]:
-    """Return one line for each decision, oldest first: time, action, reason, and the two main numbers of the
-    decision.
-    """
+    """Return one line for each decision, oldest first: time, action, reason, slack and remaining work."""
     return [_decision_line(entry) for entry in history.decisions]
 
 
@@ -212,7 +210,7 @@ def _heartbeat(view: RunView, beat: Heartbeat) -> str:
 
 
 def _live_rows(view: RunView) -> list[dict[str, Any]]:
-    """Return the row of the attempt that has a machine now, in the columns of the segments table."""
+    """Return the row of the segments table for the attempt that has a machine now."""
     plan, beat = view.history.open_plan, view.beat
     if plan is None or beat is None:
         return []
@@ -279,10 +277,9 @@ def _moment(moment: datetime | None) -> str:
 
 
 def lineage_rows(history: History) -> tuple[list[dict[str, Any]], int]:
-    """Rows of the most relevant checkpoints, newest first, and the number of the other checkpoints.
+    """Return rows of the most relevant checkpoints, newest first, and the number of the other checkpoints.
 
-    The relevant checkpoints are the newest checkpoints, the checkpoints from which an attempt resumed, and the
-    checkpoints in quarantine.
+    The relevant checkpoints are the newest ones, those from which an attempt resumed, and those in quarantine.
     """
     resumed = _resumes_by_checkpoint(history)
     newest = {checkpoint.ref for checkpoint in history.checkpoints[-_NEWEST:]}

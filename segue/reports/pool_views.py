@@ -1,4 +1,4 @@
-"""Shows the pools of a store as the runs of the store have seen them: facts for programs, rows for people, a picture.
+"""Shows what the runs of a store have observed on pools: values for JSON output, table rows, and a plot.
 
 The module is pure.
 """
@@ -17,29 +17,27 @@ from segue.records import SeenInterval, SeenPools
 from segue.units import duration
 
 AGES_HOURS = (0.25, 1.0, 4.0, 16.0)
-"""Ages of an up interval in hours that divide the shares of ends by age."""
+"""Ages of an up interval in hours. They are the limits of the age ranges in `ends_by_age`."""
 _CELL_SECONDS = 600.0
 _FEWEST_CELLS = 36
-"""Number of cells of ten minutes in which the states of both pools must be known before their correlation is shown. 36
-cells are 6 hours.
-"""
+"""Smallest number of ten-minute cells with known states of both pools for which a correlation is shown (6 hours)."""
 _UP, _DOWN = "#2f6db0", "#dddddd"
 
 
 def pool_facts(seen: SeenPools) -> list[dict[str, Any]]:
-    """Return the facts about each pool, by the pool's name.
+    """Return the observations of each pool, sorted by the pool's name.
 
-    Spot pools have facts about availability, on-demand has facts about starts.
+    Spot pools have values about availability, and on-demand pools have values about starts.
     """
     names = sorted({*seen.prices, *(each.pool for each in seen.intervals), *(each.pool for each in seen.starts)})
     return [_facts(name, seen) for name in names]
 
 
 def correlations(seen: SeenPools) -> list[dict[str, Any]]:
-    """Return how often the states of two spot pools were alike at the same moments.
+    """Return the correlation between the states of each pair of spot pools at the same moments.
 
-    The value 1 means always the same, 0 means independence. A pair of pools is left out if the pools were not observed
-    together for six hours, or if their states never changed in this time.
+    The value 1 means that the states were always equal, and 0 means independence. If a pair was observed together for
+    less than six hours, or if a state never changed, the result does not contain the pair.
     """
     states = _states(seen.intervals)
     found = []
@@ -55,7 +53,7 @@ def correlations(seen: SeenPools) -> list[dict[str, Any]]:
 
 
 def pool_row(facts: dict[str, Any], *, now: datetime) -> dict[str, str]:
-    """The row of one pool in the table."""
+    """Return the row of one pool in the table."""
     price, longest = facts["price_per_hour"], facts["longest_start_seconds"]
     return {
         "pool": facts["pool"],
@@ -70,7 +68,7 @@ def pool_row(facts: dict[str, Any], *, now: datetime) -> dict[str, str]:
 
 
 def draw_pools(seen: SeenPools, *, now: datetime) -> bytes:
-    """The availability of each spot pool over time, as a PNG.
+    """Draw the availability of each spot pool over time, as a PNG.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -117,15 +115,13 @@ def _facts(name: str, seen: SeenPools) -> dict[str, Any]:
 
 
 def _mean_to_end(intervals: Sequence[SeenInterval]) -> float | None:
-    """Return the mean length of intervals, for a constant rate of ends. Return None if no end was seen."""
+    """Return the mean length of intervals, for a constant rate of ends. If no end was observed, return None."""
     ends = sum(each.has_ended for each in intervals)
     return round(sum(each.seconds for each in intervals) / ends, 1) if ends else None
 
 
 def _ends_by_age(up: Sequence[SeenInterval]) -> list[dict[str, Any]]:
-    """Return for each range of ages the number of machines that reached it, and the share of these machines that was
-    lost within it.
-    """
+    """Return for each age range the share of machines that were lost, among the machines that reached the range."""
     edges = [0.0, *(3600 * hours for hours in AGES_HOURS), np.inf]
     found = []
     for begin, end in pairwise(edges):
@@ -141,7 +137,7 @@ def _ends_by_age(up: Sequence[SeenInterval]) -> list[dict[str, Any]]:
 
 
 def _states(intervals: Sequence[SeenInterval]) -> dict[str, np.ndarray]:
-    """Return each pool's state by cell of ten minutes: 1 for up, 0 for down, NaN for unknown."""
+    """Return each pool's state in each cell of ten minutes: 1 for up, 0 for down, NaN for unknown."""
     if not intervals:
         return {}
     first = min(each.begun_at for each in intervals)

@@ -1,6 +1,6 @@
 """Lists the preemptions: the lost work of each preemption, and the time until the run trained again.
 
-The module is pure. Each preemption is an attempt whose machine was taken back or lost, on any pool.
+The module is pure. Here, a preemption is an attempt on any pool that lost its machine, with or without a notice.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Preemption(Value):
     lost_steps: int = Field(ge=0)
     lost_cost: float = Field(ge=0, description="Cost of the lost steps, at the price of the pool.")
     training_after_seconds: float | None = Field(
-        description="Seconds from the attempt's end to the run's next step; None if there is none yet."
+        description="Seconds from the attempt's end to the run's next step; None before that step."
     )
 
     @property
     def warning(self) -> str:
-        """A text about the notice, and about the part of the notice's time that the attempt used."""
+        """A text about the notice, and about how much of the grace period the attempt used."""
         if self.notice is None or self.used_seconds is None:
             return "no notice"
         during = f" in {self.phase}" if self.phase is not None else ""
@@ -59,7 +59,7 @@ class Preemption(Value):
         return f"{self.notice}{during}, used {duration(self.used_seconds)}{given}"
 
     def row(self, currency: str) -> dict[str, str]:
-        """The preemption as a row of a table."""
+        """Return the preemption as a row of a table."""
         lost = f"{self.lost_steps} steps, {money(self.lost_cost, currency)}" if self.lost_steps else "nothing"
         again = self.training_after_seconds
         return {
@@ -72,12 +72,12 @@ class Preemption(Value):
         }
 
     def facts(self) -> dict[str, object]:
-        """The preemption as numbers and texts by name, for JSON output."""
+        """Return the preemption as numbers and texts by name, for JSON output."""
         return self.model_dump(mode="json")
 
 
 def preemptions(spec: RunSpec, history: History, *, beat: Heartbeat | None = None) -> list[Preemption]:
-    """The preemptions of a run, oldest first. `beat` is the newest heartbeat of the attempt that trains now."""
+    """Return the preemptions of a run, oldest first. `beat` is the newest heartbeat of the attempt that trains now."""
     taken = [r for r in history.last_reports() if r.stop_reason.is_preemption and r.got_capacity]
     rate = usual_step_seconds(history, live_of(beat, history))
     costs = [lost_cost(spec, history, report, step_seconds=rate) for report in taken]
@@ -88,7 +88,7 @@ def preemptions(spec: RunSpec, history: History, *, beat: Heartbeat | None = Non
 def notice_counts(taken: Sequence[Preemption]) -> str | None:
     """Return a text with the numbers of answered and unanswered notices, by phase of the attempt.
 
-    Return None if there was no notice.
+    If there was no notice, return None.
     """
     texts = []
     for was_answered, word in ((True, "answered"), (False, "not answered")):
@@ -134,7 +134,7 @@ def _last_save(report: SegmentReport) -> LastSave:
 
 
 def _training_after_seconds(ended_at: datetime | None, firsts: Sequence[datetime]) -> float | None:
-    """Return the seconds until the next of the first steps of all attempts, which are sorted."""
+    """Return the seconds until the next attempt's first step. `firsts` contains the sorted times of first steps."""
     if ended_at is None:
         return None
     at = bisect_right(firsts, ended_at)
@@ -144,7 +144,7 @@ def _training_after_seconds(ended_at: datetime | None, firsts: Sequence[datetime
 def _first_step_at(attempt: Attempt, history: History, beat: Heartbeat | None) -> datetime | None:
     """Return the time of an attempt's first step.
 
-    Return None if the attempt has made no step yet, or if the time is unknown.
+    If the attempt has made no step yet, or the time is unknown, return None.
     """
     report = attempt.report
     if report is not None:

@@ -1,6 +1,6 @@
 """Derives the events of a run, for automations, from the run's log and its current state. The module is pure.
 
-The key of an event stays the same if the event is derived again, even by another parent of the same run.
+Every parent of a run derives the same key for the same event.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ FINISHED = "segue.finished"
 BUDGET = "segue.budget"
 STALE_PRICES = "segue.prices.stale"
 RECOVERY_SILENT = "segue.recovery.silent"
-"""The name of an event of a store, and not of a run. The event means that checks of recovery no longer complete."""
+"""Name of an event of a store, not of a run: the checks of recovery no longer complete."""
 
 Fact = str | int | float | None
 
 
 @dataclass(frozen=True)
 class RunEvent:
-    """One event: its name, its time, and a description in words and numbers."""
+    """One event: its name, its time, and a description as a sentence and as numbers."""
 
     name: str
     key: str
-    """The key of the event. The key is unique for the run."""
+    """The key of the event, which is unique within the run."""
     at: datetime
     sentence: str
     facts: dict[str, Fact] = field(default_factory=dict)
 
 
 def run_events(view: RunView) -> list[RunEvent]:
-    """All events of a run up to now, grouped by kind."""
+    """Return all events of a run up to now, grouped by name."""
     found = [*_preempted(view), *_escalated(view), *_broken(view), *_deadline(view), *_budget(view)]
     found += [*_prices(view), *_finished(view)]
     run = view.summary
@@ -126,9 +126,9 @@ def _broken_resume(entry: VerdictEntry) -> RunEvent:
 
 
 def _deadline(view: RunView) -> Iterator[RunEvent]:
-    """Return the event `late` if the deadline has passed or cannot be met.
+    """Yield the event `late` if the deadline has passed or the run cannot meet it.
 
-    Return `at risk` if less than one changeover delay is left.
+    If less than one changeover delay is left, yield the event `at risk`.
     """
     spec, run, deadline = view.spec, view.summary, view.spec.deadline
     if deadline is None or (run.is_over and run.state != "finished"):
@@ -146,9 +146,9 @@ def _deadline(view: RunView) -> Iterator[RunEvent]:
 
 
 def _without_margin(view: RunView, late_seconds: float) -> float:
-    """Return the estimated seconds late without the safety margin on the remaining work.
+    """Return the expected lateness in seconds, without the safety margin on the remaining work.
 
-    The margin alone makes no run late.
+    The safety margin alone must not cause the event `late`.
     """
     finish_at = view.summary.finish_at
     if finish_at is None or view.summary.state == "finished":
@@ -158,8 +158,9 @@ def _without_margin(view: RunView, late_seconds: float) -> float:
 
 
 def _budget(view: RunView) -> Iterator[RunEvent]:
-    """Return the events about the budget: it ended the run, it made the run ignore its deadline, or it will not suffice
-    (once).
+    """Yield an event when the budget ends the run, and when the run ignores its deadline because of the budget.
+
+    Also yield one event when the budget is not expected to suffice.
     """
     has_warned = False
     for entry in view.history.decisions:

@@ -1,6 +1,6 @@
-"""Collects the facts of a run for JSON output, and texts about its budget, its prices and its rehearsal.
+"""Collects a run's values for JSON output, and texts about its budget, its prices and its rehearsal.
 
-In JSON output, the key of each number contains its unit, and no text needs to be parsed. The module is pure.
+In JSON output, the key of each number contains its unit, and no program needs to parse a text. The module is pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from segue.units import money
 
 
 def run_facts(run: RunSummary, history: History) -> dict[str, Any]:
-    """The facts of one run in `segue runs --json`."""
+    """Return the values of one run for `segue runs --json`."""
     plan, cost = history.open_plan, run.cost
     return {
         "run": run.run,
@@ -41,9 +41,10 @@ def run_facts(run: RunSummary, history: History) -> dict[str, Any]:
 
 
 def state_name(history: History) -> str:
-    """Return the state of a run in one word.
+    """Return the state of a run as one word.
 
-    The word is the action of the run's last decision, or running, importing or deciding.
+    If the run is over, the word is the action of its last decision. If not, the word is running, stopping, importing or
+    deciding.
     """
     if history.spec is not None and history.is_finished(history.spec):
         return "finished"
@@ -55,7 +56,7 @@ def state_name(history: History) -> str:
 
 
 def segment_facts(history: History) -> list[dict[str, Any]]:
-    """Every attempt that has ended, oldest first."""
+    """Return the values of every attempt that has ended, oldest first."""
     return [
         {
             "segment": report.segment,
@@ -82,7 +83,7 @@ def segment_facts(history: History) -> list[dict[str, Any]]:
 
 
 def anomaly_numbers(history: History) -> dict[str, Any]:
-    """Return the rollbacks after anomalies, and the batches that are skipped because of anomalies."""
+    """Return the number of rollbacks after anomalies, and the batches that the run skips because of anomalies."""
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     return {
         "rollbacks": len(anomalies_of(history.last_reports())),
@@ -91,7 +92,7 @@ def anomaly_numbers(history: History) -> dict[str, Any]:
 
 
 def money_facts(spec: RunSpec, history: History, *, now: datetime, beat: Heartbeat | None = None) -> dict[str, Any]:
-    """Return the limits of the budget with the money spent of each limit, and the current prices per hour."""
+    """Return each limit of the budget with the amount spent, and the current prices per hour."""
     known = history.prices if spec.pools.prices is not None else None
     caps = caps_of(spec, history, now=now, live_seconds=live_of(beat, history).seconds)
     return {
@@ -110,7 +111,7 @@ def _moment(moment: datetime | None) -> str | None:
 
 
 def rehearsal_text(spec: RunSpec | None, history: History) -> str | None:
-    """Return a text about the state of the rehearsal. Return None if the run has no rehearsal."""
+    """Return a text about the state of the rehearsal. If the run has no rehearsal, return None."""
     if history.drills:
         last = history.drills[-1]
         said = f"{last.verdict.sentence.rstrip('.')} (from step {last.checkpoint.step}, {last.seconds:.0f} s)"
@@ -131,7 +132,7 @@ def rehearsal_text(spec: RunSpec | None, history: History) -> str | None:
 def budget_facts(spec: RunSpec, history: History, *, now: datetime, beat: Heartbeat | None = None) -> dict[str, str]:
     """Return texts about the spent part of the budget and about the current prices.
 
-    The result is empty for a run without a budget and prices.
+    For a run without a budget and without prices, the result is empty.
     """
     found = {}
     caps = caps_of(spec, history, now=now, live_seconds=live_of(beat, history).seconds)

@@ -1,9 +1,8 @@
-"""Draws the plot of a run: loss over steps; steps over time; and the paid seconds of each attempt by cause. The plot
-also shows capacity and queues as bands, preemptions and checkpoints.
+"""Draws the plot of a run: loss over steps, steps over time, and the paid seconds of each attempt by cause.
 
-If the run has a deadline, the middle part also shows the deadline and the latest safe start. The latest safe start is
-the latest time at which on-demand must start to meet the deadline, as each decision estimated it. The slack is the
-distance between the run's line and the line of the latest safe start.
+The plot also shows capacity and queues as bands, preemptions and checkpoints. If the run has a deadline, the middle
+part also shows the deadline and, for each decision, the latest safe start: the latest time at which on-demand must
+start to meet the deadline. The slack is the distance between the run's line and the line of the latest safe start.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _QUEUE, _SAFE, _REASON = "#e9e9e9", "#7a3fb0", "#444444"
 _SMOOTH_STEPS = 25
 _MANY_PREEMPTIONS = 30
 _WIDEST = 2.5
-"""Highest permitted ratio of the length of the time axis to the duration of the run so far."""
+"""Largest ratio of the length of the time axis to the duration of the run so far."""
 _REASON_LETTERS, _MOST_REASONS = 96, 6
 
 
@@ -63,7 +62,7 @@ def _title(log: RunLog, history: History) -> str:
 
 
 def _reasons(history: History) -> str:
-    """Return the reasons of the decisions that have a number in the middle part, one reason per line."""
+    """Return the reasons of the decisions whose numbers the middle part shows, one reason per line."""
     decisions = [entry for entry in history.decisions if entry.action != "import"]
     shown = (textwrap.shorten(entry.reason, _REASON_LETTERS, placeholder=" ...") for entry in _changes(decisions))
     lines = (f"{number}  {text}" for number, text in enumerate([*shown][-_MOST_REASONS:], 1))
@@ -140,7 +139,7 @@ def _show_deadline(axes: Any, deadline: float, *, unit: str, safe: list[tuple[fl
 
 
 def latest_safe_starts(decisions: list[DecisionEntry]) -> list[tuple[datetime, int]]:
-    """Return for each decision the latest safe start of on-demand, and the committed step at the decision."""
+    """Return the latest safe start of on-demand at each decision, and the committed step at the decision."""
     found = []
     for entry in decisions:
         left, work = entry.numbers.get("remaining_seconds"), entry.numbers.get("work_seconds")
@@ -153,7 +152,10 @@ def latest_safe_starts(decisions: list[DecisionEntry]) -> list[tuple[datetime, i
 
 
 def _preemption_line(history: History) -> dict[str, Any]:
-    """Return the style of the lines that mark preemptions. Many lines must not hide the plot behind them."""
+    """Return the style of the lines at preemptions.
+
+    If there are many lines, they are thin, so that the plot stays visible.
+    """
     count = sum(report.stop_reason.is_preemption for report in history.last_reports())
     style = {"lw": 1.2, "ls": "--"} if count <= _MANY_PREEMPTIONS else {"lw": 0.4, "alpha": 0.6}
     return {"color": _PREEMPTION, **style}
@@ -168,7 +170,7 @@ def _changes(decisions: list[DecisionEntry]) -> list[DecisionEntry]:
 def _span(attempt: Attempt, frame: pd.DataFrame) -> tuple[datetime, datetime]:
     """Return the begin and the end of an attempt.
 
-    For an attempt that trains now, the end is the time of its newest row.
+    If the attempt still trains, the end is the time of its newest row.
     """
     begin = attempt.claim.written_at
     if attempt.report is not None:

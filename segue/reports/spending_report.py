@@ -21,7 +21,7 @@ _SLOT = re.compile(r"(.+)-(\d{8}t\d{4})")
 
 
 class Part(NamedTuple):
-    """A part of a run's charges with its cause."""
+    """A part of a charge of a run, with the cause of this part."""
 
     cause: str
     charge: Charge
@@ -39,19 +39,19 @@ class RunCharges:
     history: History = field(default_factory=History, repr=False)
 
     def within(self, month: Month) -> RunCharges:
-        """The charges of this run in one month."""
+        """Return the charges of this run in one month."""
         inside = [part for charge in self.charges if (part := charge.within(month)).cost > 0]
         return replace(self, charges=inside)
 
     @property
     def parts(self) -> list[Part]:
-        """The same charges, divided by cause."""
+        """The charges of this run, divided by cause."""
         return [Part(cause, charge, self.currency) for cause, charge in charges_by_cause(self.history, self.charges)]
 
 
 @dataclass(frozen=True)
 class CostRow:
-    """One line of a cost report: the line's name columns, and the parts of charges that the line adds up."""
+    """One line of a cost report: the values of its name columns, and the parts of charges whose sum it shows."""
 
     names: Mapping[str, str | int]
     parts: Sequence[Part] = field(repr=False)
@@ -63,20 +63,20 @@ class CostRow:
 
     @property
     def goodput(self) -> float | None:
-        """The goodput, without attempts that train now. The value is None if nothing else was paid."""
+        """The goodput of attempts that have ended. If no attempt has ended, the value is None."""
         return goodput_of_parts(self.parts)
 
     def seconds_on(self, capacity: Capacity) -> float:
         return sum(part.charge.seconds for part in self.parts if part.charge.capacity is capacity)
 
     def row(self) -> dict[str, object]:
-        """The line as texts, for a table."""
+        """Return the line as texts, for a table."""
         times = {capacity.value: duration(self.seconds_on(capacity)) for capacity in Capacity}
         row: dict[str, object] = {**self.names, **times, "cost": money(self.cost, self.currency)}
         return row if "cause" in row else row | {"goodput": "-" if self.goodput is None else f"{self.goodput:.0%}"}
 
     def facts(self) -> dict[str, object]:
-        """The line as numbers, for JSON output."""
+        """Return the line as numbers, for JSON output."""
         times = {f"{capacity.name.lower()}_seconds": round(self.seconds_on(capacity), 3) for capacity in Capacity}
         row: dict[str, object] = {**self.names, **times, "cost": round(self.cost, 6), "currency": self.currency}
         goodput = None if self.goodput is None else round(self.goodput, 4)
@@ -84,22 +84,22 @@ class CostRow:
 
 
 def goodput_of_parts(parts: Iterable[Part]) -> float | None:
-    """The goodput of all these parts together. The value is None if only attempts that train now were paid."""
+    """Return the goodput of the attempts that have ended. If no attempt has ended, return None."""
     ended = [part for part in parts if part.cause != LIVE]
     is_known = any(part.charge.report is not None for part in ended)
     return total(Goodput({part.cause: part.charge.seconds}) for part in ended).share if is_known else None
 
 
 def by_run(runs: Iterable[RunCharges]) -> list[CostRow]:
-    """A line for each run, in the order of their first attempts."""
+    """Return a line for each run, in the order of the runs' first attempts."""
     ordered = sorted(runs, key=lambda one: (not one.charges, [c.began_at for c in one.charges][:1], one.run))
     return [CostRow({"run": one.run, "state": one.state}, one.parts, one.currency) for one in ordered]
 
 
 def by_slot(runs: Iterable[RunCharges]) -> list[CostRow]:
-    """A line for each slot of each model, by scheduled time, and one line for all other runs.
+    """Return a line for each slot of each model, by scheduled time, and one line for all other runs.
 
-    The run of a slot is recognized by its name: the model's name and the scheduled time in UTC.
+    The name of a slot's run consists of the model's name and the scheduled time in UTC.
     """
     slots: list[tuple[str, datetime, RunCharges]] = []
     others: list[RunCharges] = []
@@ -121,7 +121,7 @@ def by_slot(runs: Iterable[RunCharges]) -> list[CostRow]:
 
 
 def by_month(runs: Iterable[RunCharges], zone: tzinfo) -> list[CostRow]:
-    """A line for each calendar month, oldest first."""
+    """Return a line for each calendar month, oldest first."""
     every = list(runs)
     rows = []
     for month in months_of((charge for one in every for charge in one.charges), zone):
@@ -134,12 +134,12 @@ def by_month(runs: Iterable[RunCharges], zone: tzinfo) -> list[CostRow]:
 
 
 def by_cause(runs: Iterable[RunCharges]) -> list[CostRow]:
-    """A line for each cause and currency, the largest cost first."""
+    """Return a line for each cause and currency, the largest cost first."""
     return _by("cause", lambda part: part.cause, runs)
 
 
 def by_pool(runs: Iterable[RunCharges]) -> list[CostRow]:
-    """A line for each pool and currency, the largest cost first."""
+    """Return a line for each pool and currency, the largest cost first."""
     return _by("pool", lambda part: part.charge.deployment, runs)
 
 
@@ -152,7 +152,7 @@ def _by(column: str, name: Callable[[Part], str], runs: Iterable[RunCharges]) ->
 
 
 def totals(rows: Iterable[CostRow]) -> dict[str, float]:
-    """The sum of the costs by currency."""
+    """Return the sum of the costs in each currency."""
     found: dict[str, float] = {}
     for row in rows:
         found[row.currency] = found.get(row.currency, 0.0) + row.cost
@@ -160,7 +160,7 @@ def totals(rows: Iterable[CostRow]) -> dict[str, float]:
 
 
 def slot_of(run: str) -> tuple[str, datetime] | None:
-    """Return the model and the scheduled time of a slot's run. Return None for any other run."""
+    """Return the model and the scheduled time of a slot's run. For any other run, return None."""
     found = _SLOT.fullmatch(run)
     try:
         return (found[1], datetime.strptime(found[2], "%Y%m%dt%H%M").replace(tzinfo=UTC)) if found else None

@@ -13,9 +13,7 @@ from segue.spec import RunSpec
 from segue.units import duration
 
 _ENOUGH_STEPS, _ENOUGH_SECONDS = 5, 30.0
-"""After this number of steps and seconds of training, a running attempt's own step time is used, as in the parent's
-wait.
-"""
+"""Number of steps and seconds of training after which the expected end uses the running attempt's own step time."""
 
 
 @dataclass(frozen=True)
@@ -27,25 +25,25 @@ class RunSummary:
     step: int
     steps: int | None
     late_seconds: float | None
-    """Seconds between the deadline and the (expected) end of the run.
+    """Seconds from the deadline to the end or the expected end of the run.
 
-    The value is negative if the run is early, and None without a deadline or a step time.
+    If the run is early, the value is negative. Without a deadline or a step time, the value is None.
     """
     finish_at: datetime | None
-    """The time at which the run reached its goal, or is expected to reach it. The value is None without a step time."""
+    """The time at which the run reached, or will probably reach, its goal. Without a step time, the value is None."""
     is_over: bool
     cost: CostReport | None
 
     @property
     def punctuality(self) -> str:
-        """A text such as `late by 5min` or `on time by 1h`. The text is a dash if the punctuality is unknown."""
+        """A text such as `late by 5min` or `on time by 1h`. If the punctuality is unknown, the text is a dash."""
         if self.late_seconds is None:
             return "-"
         by = f"{'' if self.is_over else 'about '}{duration(abs(self.late_seconds))}"
         return f"late by {by}" if self.late_seconds > 0 else f"on time by {by}"
 
     def row(self) -> dict[str, object]:
-        """The summary as a row of a table."""
+        """Return the summary as a row of a table."""
         cost = self.cost
         return {
             "run": self.run,
@@ -74,7 +72,7 @@ def summarize(run: str, history: History, *, now: datetime, beat: Heartbeat | No
 
 
 def state_of(history: History) -> str:
-    """The state of the run, in a few words."""
+    """Return the state of the run in a few words."""
     if history.spec is not None and history.is_finished(history.spec):
         return "finished"
     plan = history.open_plan
@@ -90,7 +88,7 @@ def state_of(history: History) -> str:
 
 
 def pool_name(plan: SegmentPlan | None, capacity: Capacity) -> str:
-    """Return the short name of the pool of an attempt, with its capacity if the name does not show it."""
+    """Return the short name of an attempt's pool. If the name does not contain the capacity, append the capacity."""
     if plan is None:
         return capacity.value
     name = plan.deployment.partition("/")[2]
@@ -111,7 +109,7 @@ def live_of(beat: Heartbeat | None, history: History) -> Live:
 def late_seconds_at_end(history: History) -> float | None:
     """Return the seconds by which a finished run was late.
 
-    The value is negative if the run was early, and None without a deadline or before the end.
+    If the run was early, the value is negative. Without a deadline, or before the end, the value is None.
     """
     last = history.decisions[-1] if history.decisions else None
     deadline = history.spec.deadline if history.spec is not None else None
@@ -142,7 +140,7 @@ def _finish_at(spec: RunSpec, history: History, *, now: datetime, beat: Heartbea
 def own_step_seconds(spec: RunSpec, history: History, beat: Heartbeat | None) -> float:
     """Return the step time of the attempt that trains now.
 
-    Return 0 if it has not trained long enough and another step time is known.
+    If the attempt has not trained long enough and another step time is known, return 0.
     """
     live = live_of(beat, history)
     if beat is None or beat.phase != "training" or live.step_seconds is None:

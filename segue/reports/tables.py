@@ -1,4 +1,4 @@
-"""Tables of a run's segments, decisions and checkpoints, as plain rows and as tables for the terminal."""
+"""Makes tables of a run's segments, decisions and checkpoints, as plain rows and for the terminal."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def without_empty_columns(rows: Sequence[Mapping[str, str]]) -> list[dict[str, s
 
 
 def anomaly_facts(history: History) -> dict[str, Any]:
-    """Return the rollbacks after anomalies, and the batches that are skipped because of anomalies.
+    """Return the rollbacks after anomalies, and the batches that the run skips because of anomalies.
 
-    The result is empty if there were no rollbacks.
+    If there were no rollbacks, the result is empty.
     """
     seen = anomalies_of(history.last_reports())
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
@@ -43,7 +43,7 @@ def anomaly_facts(history: History) -> dict[str, Any]:
 
 
 def segment_rows(history: History) -> list[dict[str, Any]]:
-    """The rows of the segments table, as plain data."""
+    """Return the rows of the segments table as plain data."""
     return [
         {
             "segment": f"{report.segment}" + (f".{report.attempt}" if report.attempt > 1 else ""),
@@ -61,7 +61,7 @@ def segment_rows(history: History) -> list[dict[str, Any]]:
 
 
 def decision_rows(history: History) -> list[dict[str, Any]]:
-    """Every decision with its reason and its numbers, oldest first."""
+    """Return every decision with its reason and its numbers, oldest first."""
     return [
         {
             "time": entry.written_at.isoformat(timespec="seconds"),
@@ -76,7 +76,7 @@ def decision_rows(history: History) -> list[dict[str, Any]]:
 
 
 def checkpoint_rows(history: History) -> list[dict[str, Any]]:
-    """Every checkpoint in the log, oldest first."""
+    """Return every checkpoint in the log, oldest first."""
     return [
         {
             "step": c.manifest.step,
@@ -94,7 +94,7 @@ def checkpoint_rows(history: History) -> list[dict[str, Any]]:
 
 
 def rows_table(rows: list[dict[str, Any]]) -> Table:
-    """Return a terminal table of plain rows. None is shown as a dash."""
+    """Return a terminal table of plain rows. The table shows None as a dash."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for name in rows[0] if rows else ():
         table.add_column(name.replace("_", " "))

@@ -40,7 +40,7 @@ Slot = Annotated[str | None, typer.Option(help="Time of the slot, as an ISO time
 @app.command()
 def profile(
     files: Annotated[
-        list[str], typer.Argument(help="Good data, as files, globs, or prefixes with s3://, gs:// or az://.")
+        list[str], typer.Argument(help="Valid data, as files, globs, or prefixes with s3://, gs:// or az://.")
     ],
     *,
     to: Annotated[Path, typer.Option(help="JSON file of the suite, e.g. expectations/flights.json.")],
@@ -49,8 +49,8 @@ def profile(
 ) -> None:
     """Write a first suite of Great Expectations that these files meet, as a draft for you to correct.
 
-    A suite that already exists is not overwritten. Exit code 0: the suite is written. 2: there are no such files, or
-    the suite already exists.
+    The command does not overwrite an existing suite. Exit code 0: the suite is written. 2: no file matches, or the
+    suite already exists.
     """
     if to.exists():
         raise OptionError(f"--to: {to} exists; name a new file")
@@ -84,9 +84,9 @@ def profile(
 
 @app.command()
 def check(file: File = DEFAULT, slot: Slot = None, as_json: Json = False) -> None:
-    """Check the data of a slot as the retraining does, without training and without recording the result.
+    """Check the data of a slot as the retraining does, but do not train and do not record the result.
 
-    Exit code 0: the data passes. 1: the data is refused. 2: there is no data for the slot.
+    Exit code 0: the data passes. 1: the check refuses the data. 2: there is no data for the slot.
     """
     from segue.retraining.gate.window_check import check_window
 

@@ -143,8 +143,8 @@ def approve(
 ) -> None:
     """Promote a candidate that waits for a decision; if several people decide, the first decision counts.
 
-    Exit code 0: the candidate is promoted. 1: somebody has rejected it, or the time for a decision is over. 2: no such
-    candidate waits for a decision.
+    Exit code 0: the candidate is promoted. 1: another person has rejected it, or the time for a decision is over. 2: no
+    such candidate waits for a decision.
     """
     place = store_named(store, endpoint_url=endpoint_url)
     _decide(place, name, version, answer="approved", by=by, why=why)
@@ -161,7 +161,7 @@ def reject(
 ) -> None:
     """Reject a candidate that waits for a decision; if several people decide, the first decision counts.
 
-    Exit code 0: the candidate is not promoted. 1: somebody has approved it. 2: no such candidate waits for a decision.
+    Exit code 0: the candidate is not promoted. 1: a person has approved it. 2: no such candidate waits for a decision.
     """
     place = store_named(store, endpoint_url=endpoint_url)
     _decide(place, name, version, answer="rejected", by=by, why=why)
@@ -172,7 +172,7 @@ def serve_path(
     name: Name,
     version: Version = None,
     program: Annotated[
-        bool, typer.Option("--program", help="Print the place of the torch.export program instead of the weights.")
+        bool, typer.Option("--program", help="Print the path or URL of the torch.export program, not of the weights.")
     ] = False,
     store: Store = ".segue/store",
     endpoint_url: Endpoint = None,
@@ -226,7 +226,10 @@ def _user() -> str:
 
 
 def _follow(models: Models, store: OpenedStore) -> None:
-    """Publish a person's change to the registry and to Prefect; if this fails, the next slot publishes it."""
+    """Publish a person's decision to the registry and to Prefect.
+
+    If the publication fails, the next slot repeats it.
+    """
     _mirror(models, store)
     if has_server():
         _publish(models)
@@ -301,7 +304,7 @@ def _without_gain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(models: Models, number: int) -> dict[str, Any]:
-    """The numbers of a version for JSON output."""
+    """Return the metric, its value and the gain of a version for JSON output."""
     version = models.version(number)
     first = version.comparisons[0] if version.comparisons else None
     return {

@@ -43,10 +43,10 @@ def deploy(
 ) -> None:
     """Create or update the deployments of a retraining, with their schedules, on the pool `parents`.
 
-    The deployment `retrain/NAME` runs the slots. If the file has a [trigger] table, the deployment `watch/NAME` looks
-    for new or drifted data, which begins further slots.
+    The deployment `retrain/NAME` runs the slots. If the file has a [trigger] table, the deployment `watch/NAME` checks
+    for new or drifted data and then starts further slots.
 
-    Flow runs start in the current folder, so the machines of that pool must have the same folder. Exit code 0.
+    Flow runs start in the current folder, so all machines of the pool `parents` must have this folder. Exit code 0.
     """
     spec = _read(file)
     require_prefect("retrain")
@@ -64,7 +64,7 @@ def deploy(
     console.print(f"deployed retrain/{spec.name}; next slots: {when}", markup=False, soft_wrap=True)
     for tick in ticks_of_the_evening_before(spec, since=now, until=now + _NEXT)[:_SHOWN_NEXT]:
         at = f"{tick.astimezone(spec.zone):%Y-%m-%d %H:%M}"
-        why = f"the clock in {spec.timezone} leaves out the hour after midnight"
+        why = f"the clock in {spec.timezone} skips the hour after midnight"
         note = f"note: a slot is on the evening before, at {at}, because {why}; slots from 1:00 on do not move"
         console.print(note, markup=False, soft_wrap=True)
     if spec.trigger is not None:
@@ -79,12 +79,12 @@ def start(
     file: File = DEFAULT,
     slot: Annotated[
         str | None,
-        typer.Option(help="Time to train for, as an ISO time; a time without a zone is in the schedule's zone."),
+        typer.Option(help="Time of the slot, as an ISO time; a time without a zone is in the schedule's zone."),
     ] = None,
 ) -> None:
     """Start one slot, by default for the current time, and follow it to its end; a finished slot is not run again.
 
-    Exit code 0: the slot trained a candidate (which may wait for a decision), or was left out. 1: the slot failed. 2:
+    Exit code 0: the slot trained a candidate (which may wait for a decision), or was skipped. 1: the slot failed. 2:
     the slot could not be started with these options.
     """
     spec = _read(file)
@@ -100,7 +100,7 @@ def backfill(
 ) -> None:
     """Run the slots of the schedule between two times, one after the other; finished slots are not run again.
 
-    Exit code 0: every slot has trained a candidate, now or earlier. 1: at least one slot has not.
+    Exit code 0: every slot has trained a candidate, now or earlier. 1: at least one slot has no candidate.
     """
     spec = _read(file)
     require_prefect("retrain")
@@ -152,7 +152,7 @@ def _named(row: dict[str, object]) -> dict[str, object]:
 
 
 def _facts(state: SlotState) -> dict[str, object]:
-    """The facts of a slot that have a different format in JSON output."""
+    """Return the fields of a slot whose format in JSON output differs from the table."""
     outcome = state.end.outcome if state.end is not None else None
     return {"slot": state.slot.isoformat(), "outcome": outcome}
 
@@ -163,7 +163,7 @@ def _run_all(spec: RetrainSpec, file: Path, wanted: list[datetime]) -> None:
 
     failed = 0
     with (
-        ends_cleanly(hint="If a Prefect server still runs, the slot continues there; otherwise start it again."),
+        ends_cleanly(hint="If a Prefect server still runs, the slot continues there. If not, start the slot again."),
         server() as is_local,
         open_client() as client,
     ):
@@ -188,7 +188,7 @@ def _run(client: SyncPrefectClient, spec: RetrainSpec, file: Path, slot: datetim
 
 
 def _read(file: Path) -> RetrainSpec:
-    """Read the specification, and check that slots can train and publish its program, if it has one."""
+    """Read the specification. If it has a program, check that slots can train and publish the program."""
     spec = RetrainSpec.from_toml(file)
     if "program" in spec.run:
         from segue.retraining.program_check import require_publishable  # It takes seconds to import.
@@ -199,7 +199,7 @@ def _read(file: Path) -> RetrainSpec:
 
 
 def moment(text: str, spec: RetrainSpec, *, option: str) -> datetime:
-    """The slot that an option names; a time without a zone is in the schedule's zone.
+    """Return the slot that an option names. A time without a zone is in the schedule's zone.
 
     Raises:
         SpecError: the text is not an ISO time.
