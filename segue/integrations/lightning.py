@@ -32,19 +32,19 @@ _MOST_NAMED = 3
 
 
 class SegueCallback(lightning.Callback):
-    """Trains a Lightning `Trainer` as a program of a run. The run saves, ends and resumes at safe points between steps.
+    """Trains a Lightning `Trainer` as a program of a run, which saves, ends and resumes at safe points between steps.
 
     Write `trainer = Trainer(..., callbacks=[callback])`, then `trainer.fit(model, ResumableLoader(loader),
     ckpt_path=callback.checkpoint)`. The state of the run is the checkpoint that the Trainer writes, and the random
-    streams. A step is one update by the optimizers. One step may use any number of batches. Outside a segment the
-    callback does nothing.
+    streams. A step is one update by the optimizers, from any number of batches. Outside a segment, the callback does
+    nothing.
 
-    The best file of each `ModelCheckpoint` is also committed. A resume writes this file if the machine does not have
-    it.
+    The run also commits the best file of each `ModelCheckpoint`. If the machine does not have this file, a resume
+    writes the file.
     """
 
     def __init__(self, folder: Path | str = "segue-lightning") -> None:
-        """`folder` contains the Trainer's checkpoint until the commit."""
+        """`folder` contains the Trainer's checkpoint until the run commits it."""
         self._run = Session(host_here())
         self._folder, self._places = Path(folder), Path(f"{folder}.places.json")
         self._steps: Iterator[int] = iter(())
@@ -54,10 +54,10 @@ class SegueCallback(lightning.Callback):
         self._handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
         restored = self._run.restore_folder(self._folder)
         self.checkpoint: str | None = str(restored / _FILE) if restored is not None else None
-        """The file from which the Trainer must resume. The value is None in a new run."""
+        """The file from which the Trainer must resume. In a new run, the value is None."""
 
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
-        """Make the Trainer write equal states as equal bytes."""
+        """Make the Trainer write the same bytes for equal states."""
         if self._run.is_active and not isinstance(trainer.strategy.checkpoint_io, _Canonical):
             named = self._folder / _FILE
             trainer.strategy.checkpoint_io = _Canonical(trainer.strategy.checkpoint_io, named=named, kept=self._kept)
@@ -65,7 +65,7 @@ class SegueCallback(lightning.Callback):
     def on_load_checkpoint(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Give the callbacks of this attempt the files of earlier attempts that are on this machine."""
+        """Give this attempt's callbacks the files that earlier attempts wrote on this machine."""
         if self.checkpoint is None:
             return
         folders = {each.state_key: getattr(each, "dirpath", None) or "" for each in trainer.checkpoint_callbacks}
@@ -73,7 +73,7 @@ class SegueCallback(lightning.Callback):
         self._kept.put_back(self._folder, paths)
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Start to measure the model and its optimizers."""
+        """Let the run measure the model and its optimizers."""
         if not self._run.is_active:
             return
         for number, handler in self._handlers.items():
@@ -85,7 +85,7 @@ class SegueCallback(lightning.Callback):
             self._begin(trainer, pl_module)
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """End the run if its training was already complete, so that this attempt made no step."""
+        """If the training was already complete, so that this attempt made no step, end the run."""
         if self._run.is_active and not self._has_begun:
             self._begin(trainer, pl_module)
             self._run.finish(f"the Trainer had ended at step {trainer.global_step}")
@@ -101,7 +101,7 @@ class SegueCallback(lightning.Callback):
     def on_train_batch_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Run the safe point. At this moment no step is in progress."""
+        """Run the safe point, because no step is in progress at this moment."""
         if not self._run.is_active or self._is_open:
             return
         self._is_open = next(self._steps, None) is not None
@@ -118,7 +118,7 @@ class SegueCallback(lightning.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Report the step. Save if the run needs a save."""
+        """Report the step. If the run needs a save, commit the Trainer's checkpoint."""
         # Without this line, the loop counts as restarting until the end of a resumed epoch, and then does not step
         # a ReduceLROnPlateau. The batches and the validation of the epoch are not affected.
         trainer.fit_loop._restarting = False
@@ -134,7 +134,7 @@ class SegueCallback(lightning.Callback):
                 self._commit(trainer)
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Make the save that was postponed at the end of the previous epoch."""
+        """If the save at the end of the previous epoch was postponed, commit now."""
         if self._run.is_active:
             _begin_epoch(trainer)
         if self._is_due:
@@ -161,12 +161,15 @@ class SegueCallback(lightning.Callback):
 
 
 class _Canonical(CheckpointIO):
-    """Writes equal states as equal bytes. Pickle alone writes other bytes if equal values are not the same object."""
+    """Writes the same bytes for equal states.
+
+    Pickle alone writes different bytes if equal values are different objects.
+    """
 
     def __init__(self, inner: CheckpointIO, *, named: Path, kept: KeptFiles) -> None:
-        """`named` is the file that is written with names in place of paths.
+        """`named` is the file in which names replace the paths.
 
-        `kept` gets the files of `ModelCheckpoint`.
+        `kept` stores copies of the files of `ModelCheckpoint`.
         """
         self._inner, self._named, self._kept = inner, named, kept
         self.paths: dict[str, str] = {}
@@ -198,10 +201,10 @@ def _unshared(value: Any) -> Any:
 
 
 def _begin_epoch(trainer: lightning.Trainer) -> None:
-    """Make each loader begin a new pass, although the Trainer has not asked for the end of the previous pass.
+    """Make each loader begin a new pass, although the Trainer has not reached the end of the previous pass.
 
-    Without this call, a Trainer that resumes from a save at this place would continue the previous epoch. The previous
-    epoch has no batch left, so the Trainer would make no step in this epoch.
+    Without this call, a Trainer that resumes from a save at this moment would continue the previous epoch. Because the
+    previous epoch has no batch left, the Trainer would make no step in this epoch.
     """
     loop = trainer.fit_loop
     if loop.restarted_on_epoch_start:
@@ -217,14 +220,14 @@ def _bare(optimizer: Any) -> Any:
 
 
 class KeptFiles:
-    """Copies of the best files with names in place of paths, so that equal runs have equal copies."""
+    """Copies of the best files. In the copies, names replace the paths, so that equal runs have equal copies."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is on this machine. If a file is deleted from this folder, the file is only not committed."""
+        """`folder` is a local folder. If a file is missing in the folder, the run does not commit this file."""
         self._folder = folder
 
     def add(self, path: Any) -> Path:
-        """Return the path for the copy of a file."""
+        """Return the path to which the copy of a file is written."""
         self._folder.mkdir(parents=True, exist_ok=True)
         copy = self._copy_of(path)
         # A save may have the previous copy mapped into memory, so the copy must not be overwritten.
@@ -232,10 +235,10 @@ class KeptFiles:
         return copy
 
     def of(self, committed: Path, paths: dict[str, str]) -> dict[str, bytes | Path]:
-        """Return the files to commit with the checkpoint.
+        """Return the copies of the best files, to be committed, by their names in the checkpoint.
 
-        They are the copies of the best files, by their names in the checkpoint. Other copies, and files that a resume
-        left in the folder, are removed, because the last commit is captured.
+        Also remove the other copies, and the files that a resume left in the folder, because the state of the last
+        commit is already captured.
         """
         shutil.rmtree(committed / _KEPT, ignore_errors=True)
         copies = {_name_in_folder(name): self._copy_of(path) for name, path in paths.items()}
@@ -244,7 +247,7 @@ class KeptFiles:
         return {name: copy for name, copy in copies.items() if copy.is_file()}
 
     def put_back(self, committed: Path, paths: dict[str, str]) -> None:
-        """Write the files of a restored folder to their places on this machine, if they are missing there."""
+        """Write the files of a restored folder to their paths on this machine, if these paths do not exist."""
         missing = []
         for name, path in paths.items():
             file = committed / _name_in_folder(name)
@@ -268,9 +271,9 @@ class KeptFiles:
 
 
 def exported(names: Collection[str]) -> dict[str, str]:
-    """Return the names of committed best files, by their names in an export.
+    """Map the names of best files in an export to the names of the committed files.
 
-    If a file name is unique, the file keeps its own name in the export.
+    If a file name is unique, the export keeps the file name.
     """
     own = [PurePosixPath(name).name for name in names]
     return {

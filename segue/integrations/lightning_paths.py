@@ -1,10 +1,9 @@
 """Replaces the paths of files in a Lightning checkpoint by names, because other attempts have other folders.
 
-`ModelCheckpoint` keeps the paths of its files, for example below `lightning_logs/version_0`. The next attempt works in
-the folder `version_1`. Without names in place of paths, equal runs would therefore never have equal checkpoints. A
-further reason is that a `ModelCheckpoint` that finds another folder in its state drops all of its files except one.
-Therefore the committed checkpoint contains names that are the same in each attempt. A file on this machine records the
-places of the files.
+`ModelCheckpoint` keeps the paths of its files, for example below `lightning_logs/version_0`, and the next attempt works
+in the folder `version_1`. With paths, equal runs would never have equal checkpoints. Also, if a `ModelCheckpoint` finds
+another folder in its state, it forgets all of its files except one. Therefore the committed checkpoint contains names
+that are the same in each attempt. A file on this machine records the path of each name.
 """
 
 from __future__ import annotations
@@ -19,17 +18,15 @@ from typing import Any
 import xxhash
 
 _HERE = "segue:"
-"""Prefix of a name in place of a path. The name of the file follows the prefix."""
+"""Prefix of each name that replaces a path. The name of the file follows the prefix."""
 _PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")
 _COUNTED = re.compile(r"-v\d+(?=\.[^.]*$)")
-"""Pattern of the suffix that Lightning adds to a name if a file already has this name, for example a file of an earlier
-attempt.
-"""
+"""Pattern of the suffix that Lightning adds to a file name that already exists, for example from an earlier attempt."""
 _END_BYTES, _MOST_NOTED = 64 * 2**10, 4
 
 
 def with_names(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the checkpoint with names in place of the paths of `ModelCheckpoint`, and the paths by these names."""
+    """Replace the paths of `ModelCheckpoint` in a checkpoint by names. Return the checkpoint, and the paths by name."""
     paths: dict[str, str] = {}
     states = dict(checkpoint.get("callbacks", {}))
     for key, state in _with_files(states):
@@ -42,10 +39,10 @@ def with_names(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, st
 
 
 def put_paths(checkpoint: dict[str, Any], paths: dict[str, str], folders: dict[str, str]) -> dict[str, str]:
-    """Put paths back in place of names.
+    """Replace the names in a checkpoint by paths, and return the paths by name.
 
-    `folders` contains the folder of each callback of this attempt, by the key of the callback. A file that is not in
-    `paths` is expected in the folder of its callback. The function returns the paths by their names.
+    `folders` contains the folder of each callback of this attempt, by the key of the callback. If a file is not in
+    `paths`, its path is in the folder of its callback.
     """
     found: dict[str, str] = {}
     for key, state in _with_files(checkpoint.get("callbacks", {})):
@@ -64,7 +61,7 @@ def put_paths(checkpoint: dict[str, Any], paths: dict[str, str], folders: dict[s
 
 
 def note(beside: Path, checkpoint: Path, paths: dict[str, str]) -> None:
-    """Record the places of this checkpoint's files, in a file `beside` the committed folder."""
+    """Record the paths of this checkpoint's files in the file `beside`, next to the committed folder."""
     mark = _mark(checkpoint)
     noted = {each: known for each, known in _noted(beside).items() if each != mark}
     kept = dict(list(noted.items())[-_MOST_NOTED + 1 :]) | {mark: paths}
@@ -74,9 +71,9 @@ def note(beside: Path, checkpoint: Path, paths: dict[str, str]) -> None:
 
 
 def noted(beside: Path, checkpoint: Path) -> dict[str, str]:
-    """Return the recorded places of this checkpoint's files that still exist.
+    """Return the recorded paths of this checkpoint's files that still exist.
 
-    The result is empty on another machine.
+    On another machine, the result is empty.
     """
     paths = _noted(beside).get(_mark(checkpoint), {})
     return {name: path for name, path in paths.items() if Path(path).exists()}
@@ -111,7 +108,7 @@ def _with_files(states: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def _named(state: dict[str, Any], *, start: int) -> dict[str, str]:
     """Return a name for each path.
 
-    The name consists of the file's place among the files, and the file name without Lightning's suffix.
+    The name consists of the file's number, and the file name without Lightning's suffix.
     """
     found = [*state["best_k_models"], *(state[name] for name in _PATHS if state.get(name))]
     return {

@@ -28,13 +28,13 @@ _STATUS: dict[str, Literal["finished", "stopped"]] = {
     "cancelled": "stopped",
     "budget": "stopped",
 }
-"""The status for each action of the last decision. Any other action means a failure."""
+"""Maps the action of the last decision to a status. For any other action, the status is `failed`."""
 
 
 class Mirror:
     """Sends one run to one tracker.
 
-    The progress is in the store and in the tracker, so any process may continue to send.
+    The store and the tracker record the progress, so any process may continue to send.
     """
 
     def __init__(self, runlog: RunLog, tracker: Tracker) -> None:
@@ -44,10 +44,10 @@ class Mirror:
         self._ended_at_slot: int | None = None
 
     def update(self) -> None:
-        """Send the steps that the tracker lacks, and the end if the run has ended.
+        """Send the steps that the tracker lacks. If the run has ended, also send its end.
 
-        Before the first decision, nothing is sent. Exceptions of the tracker are passed on. The next call begins again
-        after the newest step of the tracker.
+        Before the first decision, send nothing. The method does not catch exceptions of the tracker. After an
+        exception, the next call begins again after the newest step of the tracker.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -72,7 +72,7 @@ class Mirror:
 
     @property
     def sent_step(self) -> int:
-        """The newest step that the tracker has."""
+        """The newest step that was sent to the tracker."""
         return self._sent or 0
 
     def _send_rows(self, history: History) -> None:
@@ -87,7 +87,7 @@ class Mirror:
 
 
 def tracked_run(runlog: RunLog, spec: RunSpec, history: History) -> TrackedRun:
-    """Return the facts for a tracker at the beginning of a run."""
+    """Return what a tracker needs at the beginning of a run."""
     began_at = history.decisions[0].written_at.isoformat()
     params = spec.identity() | {"ranks": str(spec.ranks), "device": spec.device, "policy": spec.policy.name}
     if spec.deadline is not None:
@@ -100,7 +100,7 @@ def tracked_run(runlog: RunLog, spec: RunSpec, history: History) -> TrackedRun:
 
 
 def tracked_end(runlog: RunLog, history: History, *, folder: Path) -> TrackedEnd:
-    """Return the facts for a tracker at the end of a run. Pictures and tables are written into the folder."""
+    """Return what a tracker needs at the end of a run. Write pictures and tables into `folder`."""
     last = history.decisions[-1]
     files = [folder / "segments.json"]
     files[0].write_text(json.dumps({"segments": segment_rows(history), "verdicts": _verdicts(history)}, indent=2))

@@ -1,4 +1,7 @@
-"""Shows all segments of a run as one MLflow run, with each step once, and under names that MLflow accepts."""
+"""Shows all segments of a run as one MLflow run, with each step once.
+
+Names are changed if MLflow does not accept them.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,11 @@ KEY_TAG, MODEL_TAG = "segue.key", "segue.model"
 NAMES_TAG, LEFT_OUT_TAG = "segue.renamed", "segue.left_out"
 SENT_TAG, SENDING_TAG = "segue.sent_step", "segue.sending_step"
 _MOST_OF_PARAM, _MOST_OF_TAG = 500, 5000
-"""Maximum length in characters that every version of MLflow accepts for a parameter and for a tag."""
+"""Maximum lengths in characters of a parameter and of a tag that every version of MLflow accepts."""
 _MODEL_SECONDS = 900.0
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _MOST_OF_NAME = 240
-"""Largest number of characters of a name without its digest. MLflow accepts 250 characters in all."""
+"""Maximum length of a name in characters, without a digest. MLflow accepts 250 characters in all."""
 _OTHER = re.compile(r"[^\w.\- /]")
 
 
@@ -41,15 +44,15 @@ class MlflowTracker:
     """Sends rows to an MLflow server or folder.
 
     The tracker writes the last step of a batch to one tag before the batch, and to another tag after the batch. If the
-    two tags differ, a process was killed between the two writes. The tracker then reads back the rows in MLflow. If
-    MLflow uses a database, MLflow itself drops repeated rows. If MLflow uses a folder, it does not drop repeated rows.
+    tags differ, a process was killed between the two writes, and the tracker reads the rows back from MLflow. MLflow
+    with a database drops repeated rows itself, but MLflow with a folder does not.
     """
 
     def __init__(self, *, tracking_uri: str | None = None, experiment: str = "segue", model: bool = True) -> None:
         """If `tracking_uri` is None, MLflow's own settings apply, such as `MLFLOW_TRACKING_URI`.
 
-        These settings also give credentials. If `model` is true, the weights of a finished run are also logged. This
-        needs torch and the recipe in the parent.
+        MLflow's settings also provide credentials. If `model` is true, the tracker also logs the weights of a finished
+        run. To log weights, the parent needs torch and the recipe.
 
         Raises:
             MissingExtraError: MLflow is not installed.
@@ -74,7 +77,7 @@ class MlflowTracker:
         return self._run_id
 
     def begin(self, run: TrackedRun) -> int:
-        """Create or find the MLflow run, as in the protocol.
+        """Create or find the MLflow run, as the protocol `Tracker` requires.
 
         If two processes create a run at the same moment, both continue with the older run.
         """
@@ -92,7 +95,7 @@ class MlflowTracker:
         return sent
 
     def log(self, rows: Sequence[CommittedRow]) -> None:
-        """Log the rows, as in the protocol."""
+        """Log the rows, as the protocol `Tracker` requires."""
         last = rows[-1].step
         self._client.set_tag(self._run_id, SENDING_TAG, str(last))
         renamed = self._names.learn(name for row in rows for name in row.values)
@@ -104,9 +107,9 @@ class MlflowTracker:
         self._client.set_tag(self._run_id, SENT_TAG, str(last))
 
     def end(self, end: TrackedEnd) -> None:
-        """Close the MLflow run, as in the protocol.
+        """Close the MLflow run, as the protocol `Tracker` requires.
 
-        Files become artifacts below `segue/`, and a second call replaces the files.
+        Files become artifacts below `segue/`. A second call replaces these files.
         """
         for file in end.files:
             self._client.log_artifact(self._run_id, str(file), artifact_path="segue")
@@ -149,7 +152,7 @@ class MlflowTracker:
     def _log_params(self, params: Mapping[str, str], known: Mapping[str, str]) -> None:
         """Log the missing parameters.
 
-        The values of parameters never change, so another process may log them at the same time.
+        The values of parameters never change, so two processes may log them at the same time.
         """
         from mlflow.entities import Param
 
@@ -162,7 +165,7 @@ class MlflowTracker:
         self._batches.send("params", [Param(name, value) for name, value in values.items()])
 
     def _newest_steps(self) -> dict[str, int]:
-        """Return for each metric the newest step that has arrived at MLflow."""
+        """Return the newest step of each metric in MLflow."""
         names = self._client.get_run(self._run_id).data.metrics
         return {
             name: max((metric.step for metric in self._client.get_metric_history(self._run_id, name)), default=0)
@@ -180,7 +183,7 @@ class MlflowTracker:
     def _log_model(self, step: str) -> None:
         """Log the weights as `model`, once for each last step.
 
-        If this fails, the MLflow run is complete without the weights.
+        If the weights cannot be logged, the MLflow run ends without them.
         """
         assert self._run is not None
         if self._client.get_run(self._run_id).data.tags.get(MODEL_TAG, "").endswith(f"(step {step})"):
@@ -205,7 +208,7 @@ class MlflowTracker:
 
 
 def _names_in(tag: str) -> dict[str, str]:
-    """Return the names in a tag. The result is empty if the tag was cut off."""
+    """Return the names in a tag. If the tag was cut off, the result is empty."""
     try:
         found = json.loads(tag or "{}")
     except ValueError:
@@ -214,7 +217,7 @@ def _names_in(tag: str) -> dict[str, str]:
 
 
 def _failure_of(command: Sequence[str]) -> str | None:
-    """Run a process. Return the reason of a failure, or None after a success."""
+    """Run a process. If the process fails, return the reason. If it succeeds, return None."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_MODEL_SECONDS)
     except subprocess.TimeoutExpired:
@@ -229,10 +232,9 @@ def _milliseconds(at: datetime) -> int:
 
 
 def allowed_name(name: str) -> str:
-    """Return the name itself if MLflow accepts the name.
+    """Return the name if MLflow accepts it. If not, return a similar name, for example `acc_at_5` for `acc@5`.
 
-    Otherwise return a similar name, for example `acc_at_5` for `acc@5`. MLflow accepts letters, digits, `_`, `-`, `.`,
-    spaces, and `/` between parts that are valid file names.
+    MLflow accepts letters, digits, `_`, `-`, `.`, spaces, and `/` between parts that are valid file names.
     """
     text = _OTHER.sub("_", name.replace("@", "_at_"))
     text = "/".join(part for part in text.split("/") if part not in ("", ".", "..")) or "_"
@@ -242,7 +244,7 @@ def allowed_name(name: str) -> str:
 
 
 def with_digest(text: str, name: str) -> str:
-    """Return the text with a digest of the name, so that no other name gives the same text."""
+    """Return the text with a digest of the name, so that the result is unique for this name."""
     return f"{text[:_MOST_OF_NAME]}_{hashlib.sha256(name.encode('utf-8', 'backslashreplace')).hexdigest()[:8]}"
 
 
@@ -250,16 +252,16 @@ class SentNames:
     """The MLflow name for each name of a run. Two names of a run never get the same MLflow name."""
 
     def __init__(self, changed: Mapping[str, str] | None = None) -> None:
-        """`changed` contains the names that an earlier process sent under other names."""
+        """`changed` contains the MLflow names that an earlier process chose for refused names."""
         self._sent = dict(changed or {})
 
     def __getitem__(self, name: str) -> str:
         return self._sent[name]
 
     def learn(self, names: Iterable[str]) -> dict[str, str]:
-        """Choose the MLflow names for these names. Return the new names with a different MLflow name.
+        """Choose an MLflow name for each new name. Return the new names whose MLflow name differs.
 
-        Names that MLflow accepts unchanged come first. If another name would become the same, this other name gets a
+        Names that MLflow accepts unchanged come first. If a changed name is already in use, the changed name gets a
         digest.
         """
         found = {}
@@ -274,5 +276,5 @@ class SentNames:
 
     @property
     def changed(self) -> dict[str, str]:
-        """All names that are sent under other names."""
+        """All names whose MLflow name differs."""
         return {name: text for name, text in self._sent.items() if text != name}

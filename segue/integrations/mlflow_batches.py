@@ -1,6 +1,6 @@
 """Sends batches of metrics, parameters and tags to MLflow.
 
-Entries that MLflow refuses are left out, and each refused entry is logged once.
+If MLflow refuses an entry, the module drops the entry and logs its name once.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 Kind = Literal["metrics", "params", "tags"]
 _MOST: dict[Kind, int] = {"metrics": 1000, "params": 100, "tags": 100}
-"""Largest number of entries in one request of MLflow's REST API."""
+"""Maximum number of entries in one request to MLflow's REST API."""
 _REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST")
 _MOST_TRIES = 8
-"""After this number of refused values of one name, the name is left out of the batch."""
+"""After this number of refused values of one name, the sender drops the name's other values in the batch."""
 _MOST_CHARACTERS = 200
 
 
@@ -31,14 +31,14 @@ class MlflowSender:
     """Sends entries to one MLflow run."""
 
     def __init__(self, client: MlflowClient, run_id: str, *, left_out: dict[str, str]) -> None:
-        """`left_out` gets the names of refused entries, with the reason."""
+        """The sender adds the name of each refused entry, with the reason, to `left_out`."""
         self._client, self._run_id, self._left_out = client, run_id, left_out
 
     def send(self, kind: Kind, items: Sequence[Metric] | Sequence[Param] | Sequence[RunTag]) -> None:
         """Send all entries that MLflow accepts.
 
         Raises:
-            MlflowException: MLflow does not answer, or accepts nothing, for example because the run was deleted.
+            MlflowException: MLflow does not answer, or the MLflow run was deleted.
         """
         for start in range(0, len(items), _MOST[kind]):
             self._send(kind, items[start : start + _MOST[kind]])
@@ -55,7 +55,7 @@ class MlflowSender:
                 self._leave_out(name, self._one_by_one(kind, mine) if len(mine) > 1 else why)
 
     def _one_by_one(self, kind: Kind, items: Sequence[Metric | Param | RunTag]) -> str:
-        """Send the entries one by one. Return the reason why some of the entries were refused."""
+        """Send the entries one by one. Return the reason of the last refusal."""
         reason, tries = "", 0
         for item in items:
             why = self._refusal(kind, [item])
@@ -65,7 +65,7 @@ class MlflowSender:
         return reason
 
     def _refusal(self, kind: Kind, items: Sequence[Metric | Param | RunTag]) -> str | None:
-        """Send the entries. Return the reason of MLflow's refusal, or None if MLflow accepted the entries."""
+        """Send the entries. If MLflow refuses them, return the reason. If MLflow accepts them, return None."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -77,7 +77,7 @@ class MlflowSender:
         return None
 
     def _require_active(self) -> None:
-        """Raise an error if the run was deleted, because a deleted run also refuses all entries."""
+        """If the MLflow run was deleted, raise an error, because MLflow refuses all entries of a deleted run."""
         from mlflow.exceptions import MlflowException
 
         stage = self._client.get_run(self._run_id).info.lifecycle_stage

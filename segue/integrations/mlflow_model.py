@@ -1,7 +1,4 @@
-"""Writes a run's newest weights as an MLflow model with a signature.
-
-This happens in a process with torch and the recipe.
-"""
+"""Writes a run's newest weights as an MLflow model with a signature, in a process with torch and the recipe."""
 
 from __future__ import annotations
 
@@ -28,11 +25,11 @@ from segue.spec import RunSpec, StoreSpec
 
 
 def save_model(run_id: str, store: StoreSpec, folder: Path) -> str:
-    """Write the newest checkpoint's model into a new folder. Return a description for people.
+    """Write the newest checkpoint's model into a new folder. Return a text that describes the files.
 
-    If the recipe's model takes tensors by position, the result is an MLflow model of `torch.export`. This MLflow model
-    loads without the recipe's code. For other runs, the weights are written as safetensors, with a README that explains
-    how to load them.
+    If the recipe's model takes only tensors by position, the result is an MLflow model of `torch.export`, which loads
+    without the recipe's code. For other runs, the function writes the weights as safetensors, with a README that
+    explains how to load them.
 
     Raises:
         NoCheckpointError: the run has no checkpoint.
@@ -72,9 +69,9 @@ def _trained(spec: RunSpec, store: StoreSpec) -> Recipe:
 
 
 def _inputs_of(recipe: Recipe) -> tuple[torch.Tensor, ...] | None:
-    """Return the arguments of the model for a first batch.
+    """Return the arguments that the recipe passes to the model for a first batch.
 
-    Return None if one of the arguments is not a plain tensor by position.
+    If an argument is not a tensor by position, return None.
     """
     batch = next(iter(recipe.data))
     with _first_call(recipe.model) as call, torch.no_grad():
@@ -119,7 +116,7 @@ def _save_exported(model: nn.Module, inputs: tuple[torch.Tensor, ...], folder: P
 
 
 def main() -> None:
-    """Entry point of the process.
+    """Run the process.
 
     The arguments are the run, the store as JSON, the folder of the model, and the file for the description.
     """

@@ -14,9 +14,9 @@ log = logging.getLogger(__name__)
 
 
 class TensorBoardTracker:
-    """Writes the folder `FOLDER/RUN`.
+    """Writes TensorBoard event files into the folder `FOLDER/RUN`.
 
-    Each step is one record of an event file, so a step is never read back in part.
+    One record of an event file contains one whole step, so a reader never sees a part of a step.
     """
 
     def __init__(self, *, folder: str = ".segue/tensorboard") -> None:
@@ -34,7 +34,7 @@ class TensorBoardTracker:
         self._left_out: set[str] = set()
 
     def begin(self, run: TrackedRun) -> int:
-        """Find the newest step, as in the protocol.
+        """Find the newest step, as the protocol `Tracker` requires.
 
         After a kill, a new file in the folder continues after the last complete record.
         """
@@ -54,7 +54,7 @@ class TensorBoardTracker:
         return newest
 
     def log(self, rows: Sequence[CommittedRow]) -> None:
-        """Log the rows, as in the protocol."""
+        """Log the rows, as the protocol `Tracker` requires."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -94,7 +94,7 @@ def _key_of(folder: Path) -> str | None:
 def _steps(folder: Path) -> Iterator[int]:
     """Return the steps of the complete records in a folder's event files.
 
-    If a kill cut off a record, its file ends there.
+    If a kill cut off a record, the file's steps end before this record.
     """
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 

@@ -1,4 +1,4 @@
-"""Defines the protocol of an experiment tracker. The protocol has three methods."""
+"""Defines `Tracker`, the protocol of an experiment tracker: the methods `begin`, `log` and `end`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["CommittedRow", "TrackedEnd", "TrackedRun", "Tracker"]
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """One run with all its segments. A tracker shows it as one run."""
+    """A run with all its segments, which a tracker shows as one run."""
 
     run_id: str
     key: str
     """A unique key of the run.
 
-    If a run id is used again after the run's store was deleted, the new run has another key.
+    If a new run uses the run id of a deleted run, the new run has another key.
     """
     params: Mapping[str, str]
     """The recipe or program, the seed, the steps, and the values of `config`."""
@@ -33,38 +33,38 @@ class TrackedRun:
 
 @dataclass(frozen=True)
 class TrackedEnd:
-    """The end of a run, with facts about the run that a tracker should keep."""
+    """The end of a run, with the results that a tracker should keep."""
 
     status: Literal["finished", "failed", "stopped"]
     reason: str
     at: datetime
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Facts about the run: segments, preemptions, verdicts, cost."""
+    """Numbers of the run: steps, segments, verdicts, preemptions, cost."""
     files: Sequence[Path] = ()
-    """Pictures and tables. These files are deleted when `end` returns."""
+    """Paths of pictures and tables. segue deletes these files when `end` returns."""
 
 
 class Tracker(Protocol):
-    """Shows runs in another tool. Each row is a committed step, and no step is sent twice.
+    """Shows runs in another tool. Each row is a committed step, and segue sends no step twice.
 
-    A process may be killed during any call of the tracker. The next process begins with `begin` again. An exception
-    does not affect the run. The exception is logged, and `begin` is called again later.
+    segue may be killed during any call of the tracker. The next process begins with `begin` again. An exception of the
+    tracker does not affect the run: segue logs the exception, and calls `begin` again later.
     """
 
     def begin(self, run: TrackedRun) -> int:
         """Create the run, or find it by its key.
 
-        Return the newest step with all its numbers, or 0 if there is no such step.
+        Return the newest step whose numbers the tracker has completely. If the tracker has no step, return 0.
         """
         ...
 
     def log(self, rows: Sequence[CommittedRow]) -> None:
         """Add rows in the order of their steps.
 
-        All these steps are newer than the result of `begin` and than earlier rows.
+        The steps are newer than the step that `begin` returned, and newer than all earlier rows.
         """
         ...
 
     def end(self, end: TrackedEnd) -> None:
-        """Close the run. A second call, or a call after a kill during the first call, must not duplicate anything."""
+        """Close the run. A second call must not duplicate anything, even if a kill interrupted the first call."""
         ...

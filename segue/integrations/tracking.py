@@ -1,6 +1,6 @@
 """Runs the trackers of a run in the run's parent.
 
-The trackers are opened before capacity is bought, and each tracker has its own thread.
+The parent opens the trackers before it buys capacity, and runs each tracker in a separate thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 10.0
 END_SECONDS = 120.0
-"""Seconds for which the end of a run waits for the run's trackers."""
+"""Maximum number of seconds for which a run that ends waits for its trackers."""
 _RETRY_SECONDS = 2.0
 
 
@@ -41,12 +41,11 @@ def tracking(
     every_seconds: float = EVERY_SECONDS,
     end_seconds: float = END_SECONDS,
 ) -> Iterator[None]:
-    """A block in which the run's trackers get the steps of the run.
+    """While the block runs, send the steps of the run to its trackers.
 
-    At the end of the block, the trackers get the remaining steps. If the run has ended, the trackers also get the end
-    of the run. After an exception, the block does not wait. The process that continues the run sends the remaining
-    steps. If a tracker fails or hangs, the failure is logged and the run is never disturbed. `segue track RUN` sends
-    the missing steps.
+    The end of the block sends the remaining steps, and the end of the run if the run has ended. After an exception, the
+    block does not wait, and the process that continues the run sends the remaining steps. If a tracker fails or hangs,
+    segue logs the failure, and the run continues. `segue track RUN` sends the missing steps.
     """
     if not trackers:
         yield
@@ -73,7 +72,7 @@ def tracking(
 
 
 def open_trackers(spec: RunSpec) -> dict[str, Tracker]:
-    """Open the trackers of a run, but send nothing to them. Return the trackers by name.
+    """Open the trackers of a run, without sending anything to them. Return the trackers by name.
 
     Raises:
         SpecError: a tracker refuses its options, or cannot be imported.
@@ -83,7 +82,10 @@ def open_trackers(spec: RunSpec) -> dict[str, Tracker]:
 
 
 def usable_trackers(spec: RunSpec) -> dict[str, Tracker]:
-    """Open the trackers that can be opened. Log the other trackers, because a run that has begun must continue."""
+    """Open the trackers of a run.
+
+    If a tracker cannot be opened, log the error, because a run that has begun must continue.
+    """
     found = {}
     for name, options in spec.trackers.items():
         try:
@@ -152,11 +154,11 @@ class _Feed(threading.Thread):
             self._update()
 
     def finish(self) -> None:
-        """Let the thread send the remaining steps. The thread tries again until the steps are sent or given up."""
+        """Let the thread send the remaining steps. After a failure, the thread retries until `give_up` is called."""
         self._ends.set()
 
     def give_up(self) -> None:
-        """Let the thread end after the call that it makes now."""
+        """Let the thread end after its current call."""
         self._is_given_up.set()
         self._ends.set()
 
@@ -185,7 +187,7 @@ class _Feed(threading.Thread):
 
 
 def send(runlog: RunLog, tracker: Tracker) -> int:
-    """Send the missing steps of a run to a tracker now. Return the newest step that the tracker has.
+    """Send the missing steps of a run to a tracker now. Return the newest step in the tracker.
 
     Raises:
         TrackerError: the tracker failed.

@@ -20,19 +20,16 @@ from segue.hosting import host_here
 from segue.sessions import Session
 
 LOSSES_NAME = ".segue-losses.json"
-"""Name of a file in a committed folder. The Trainer does not read this file."""
+"""Name of the file with the losses in a committed folder. The Trainer does not read this file."""
 log = logging.getLogger(__name__)
 
 _BEST = "segue-best"
 _OF_TRAINING = ("optimizer", "scheduler", "scaler", "rng_state", "training_args", TRAINER_STATE_NAME)
-"""Prefixes of the names of files that the Trainer needs only to continue training.
-
-The model does not need these files.
-"""
+"""Prefixes of the names of files that only a continued training needs, and that the model itself does not need."""
 
 
 def calling_trainer() -> Any:
-    """Return the Trainer that called the current callback. Return None if no Trainer called it."""
+    """Return the Trainer that called the current callback. If no Trainer called the callback, return None."""
     frame = sys._getframe(1)
     while frame is not None and not isinstance(frame.f_locals.get("self"), Trainer):
         frame = frame.f_back  # type: ignore[assignment]
@@ -40,7 +37,7 @@ def calling_trainer() -> Any:
 
 
 class LossesToLog:
-    """The sum of losses for the next `loss` in a Trainer's log.
+    """The sum of losses from which a Trainer computes the next `loss` in its log.
 
     Without this sum, the first log after a resume is wrong.
     """
@@ -52,20 +49,20 @@ class LossesToLog:
     def of(cls, trainer: Any) -> Self | None:
         """Return the losses of this Trainer.
 
-        Return None if the Trainer's version of transformers gives no access to the losses.
+        If the installed version of transformers gives no access to the losses, return None.
         """
         summed, last = getattr(trainer, "_tr_loss", None), getattr(trainer, "_globalstep_last_logged", None)
         return cls(trainer) if isinstance(summed, torch.Tensor) and isinstance(last, int) else None
 
     def to_bytes(self) -> bytes:
-        """The losses as the content of the file in the checkpoint's folder."""
+        """Return the losses as the content of the file `LOSSES_NAME`."""
         summed = float(self._trainer._tr_loss).hex()
         return (json.dumps({"sum": summed, "since_step": self._trainer._globalstep_last_logged}) + "\n").encode()
 
     def restore(self, folder: Path) -> None:
-        """Continue with the sum of losses in a restored folder.
+        """Continue with the sum of losses from a restored folder.
 
-        A folder from an older version of segue has no file with losses.
+        If an older version of segue wrote the folder, the folder contains no losses, and nothing changes.
         """
         file = folder / LOSSES_NAME
         if file.is_file():
@@ -75,7 +72,7 @@ class LossesToLog:
 
 
 _TIMES = ("_runtime", "_per_second")
-"""Endings of the names of metrics that the Trainer measures with the clock. Such metrics differ between equal runs."""
+"""Suffixes of the names of metrics that the Trainer measures with the clock, and that differ between equal runs."""
 
 
 class SegueCallback(TrainerCallback):
@@ -85,11 +82,11 @@ class SegueCallback(TrainerCallback):
     then `trainer.train(resume_from_checkpoint=callback.checkpoint)`. The state of the run is the folder
     `checkpoint-<step>` that the Trainer writes, and the random streams. Outside a segment the callback does nothing.
 
-    The weights of the Trainer's best checkpoint are committed together with this folder. A resume on any machine writes
-    these weights to the place where the Trainer expects them, so that `load_best_model_at_end` works.
+    The run commits the weights of the Trainer's best checkpoint together with this folder. A resume on any machine
+    writes these weights to the path where the Trainer expects them, so that `load_best_model_at_end` works.
 
-    The losses since the Trainer's last log are also committed. The loss of a step is the mean of `loss` in the model's
-    output. If a model returns no loss, the loss of the step is recorded as 0, and resumes are checked by the norms of
+    The run also commits the losses since the Trainer's last log. The loss of a step is the mean of `loss` in the
+    model's output. If a model returns no loss, the run records the loss 0, and resumes are checked by the norms of
     gradients and weights.
     """
 
@@ -99,23 +96,23 @@ class SegueCallback(TrainerCallback):
         self._losses: list[torch.Tensor] = []
         self._handles: list[Any] = []
         self._extra: Path | None = None
-        """A folder that the Trainer wrote only because the run needed a save."""
+        """A folder that the Trainer wrote only for a save of the run."""
         self._best: str | None = None
         """The path to which a resume has written the best checkpoint."""
         self._limits: list[int | None] = []
-        """The user's `save_total_limit` while the Trainer writes a folder only for the run.
+        """The user's `save_total_limit`, while the Trainer writes a folder only for the run.
 
-        At other times the list is empty.
+        At other times, the list is empty.
         """
         self._to_log: LossesToLog | None = None
         self.checkpoint: str | None = None
         """The folder from which the Trainer must resume.
 
-        The value is set after the Trainer was made, and is None in a new run.
+        The constructor of the Trainer sets this value. In a new run, the value is None.
         """
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the folder of the newest commit, after the Trainer was made."""
+        """After the Trainer was constructed, write the folder of the newest commit."""
         restored = self._run.restore_folder(Path(args.output_dir or ".") / "segue-resumed")
         if restored is not None:
             self.checkpoint = str(restored)
@@ -124,7 +121,7 @@ class SegueCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start to measure the model and its optimizer."""
+        """Let the run measure the model and its optimizer."""
         if not self._run.is_active:
             return
         self._run.require_restored(state.global_step, call="trainer.train(resume_from_checkpoint=callback.checkpoint)")
@@ -166,7 +163,7 @@ class SegueCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Let the Trainer log before it saves or evaluates, if the losses cannot be committed in another way."""
+        """If the run cannot commit the losses, let the Trainer log before it saves or evaluates."""
         if self._run.has_ended_early:
             control.should_evaluate = control.should_save = control.should_log = False
             control.should_training_stop = True
@@ -174,9 +171,7 @@ class SegueCallback(TrainerCallback):
             self._log_with_save(control)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Save after each evaluation and record the metric, because the Trainer may end early because of the
-        evaluation.
-        """
+        """Save after each evaluation and record the metric, because the Trainer may stop after an evaluation."""
         if not self._run.is_active:
             return
         self._ask_for_folder(args, state, control)
@@ -186,7 +181,7 @@ class SegueCallback(TrainerCallback):
             self._run.save_best(metric)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Pass the folder to the run for the commit."""
+        """Commit the folder that the Trainer wrote."""
         folder = self._folder_of(args, state)
         if not self._limits and folder == self._extra:
             self._extra = None  # At the end of an epoch, the Trainer writes the same folder again for the user.
@@ -219,9 +214,7 @@ class SegueCallback(TrainerCallback):
         control.should_save = True
 
     def _log_with_save(self, control: TrainerControl) -> None:
-        """Let the Trainer log with each save, even after an evaluation, if the losses since the last log cannot be
-        committed.
-        """
+        """If the run cannot commit the losses since the last log, let the Trainer log with each save and evaluation."""
         if self._to_log is None:
             control.should_log = control.should_log or control.should_save or control.should_evaluate
 
@@ -230,9 +223,9 @@ class SegueCallback(TrainerCallback):
             args.save_total_limit = self._limits.pop()
 
     def _remove_extra(self, state: TrainerState) -> None:
-        """Delete the committed folder that was written only for the run.
+        """Delete the committed folder that the Trainer wrote only for the run.
 
-        Keep the best folder, because the Trainer may load it.
+        If the folder is the best one, keep it, because the Trainer may load it.
         """
         if self._extra is not None and self._extra != Path(state.best_model_checkpoint or ""):
             shutil.rmtree(self._extra, ignore_errors=True)
@@ -249,7 +242,7 @@ class SegueCallback(TrainerCallback):
 
 
 def _no_batches(*_: Any) -> tuple[list[Any], None]:
-    """Replaces `get_batch_samples` of a Trainer.
+    """Replaces `get_batch_samples` of a Trainer, so that the Trainer gets no batches.
 
     A Trainer stops only after a step, and without a batch it makes no step.
     """
@@ -266,11 +259,10 @@ def _without_times(file: Path) -> bytes:
 
 
 def best_files(best: Path, folder: Path) -> tuple[dict[str, str], dict[str, Path]]:
-    """Return the model's files in the best checkpoint, and the files to commit for it in addition to the folder.
+    """Return the names of the best model's files, and the files to commit in addition to the folder.
 
-    The first part of the result gives the committed name of each file, by the file's own name. The second part of the
-    result is empty if the folder itself is the best checkpoint. Both parts of the result are empty if the best
-    checkpoint no longer exists.
+    The first mapping gives the committed name of each file, by the file's own name. If the folder itself is the best
+    checkpoint, the second mapping is empty. If the best checkpoint no longer exists, both mappings are empty.
     """
     if best.name == folder.name:
         return {name: name for name in _model_files(folder)}, {}
@@ -281,7 +273,7 @@ def best_files(best: Path, folder: Path) -> tuple[dict[str, str], dict[str, Path
 def put_best(restored: Path, output: Path) -> str | None:
     """Write the best checkpoint of a restored folder below the Trainer's output folder.
 
-    Return the place of the best checkpoint. Return None if the Trainer had no best checkpoint. If a crash interrupts
+    Return the path of the best checkpoint. If the Trainer had no best checkpoint, return None. If a crash interrupts
     the write, the next start writes the best checkpoint again.
     """
     state = json.loads((restored / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
@@ -309,7 +301,7 @@ def _model_files(folder: Path) -> Iterator[str]:
 
 
 def _put(source: Path, place: Path) -> None:
-    """Write the committed bytes even if the file exists, because a kill may have cut the file off."""
+    """If the file does not have the committed bytes, write it again, because a kill may have cut the file off."""
     if place.is_file() and filecmp.cmp(source, place, shallow=False):
         return
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Compares the user's code with a run's newest checkpoint before anything is started for the run.
+"""Compares the user's code with a run's newest checkpoint before segue starts anything for the run.
 
-An attempt compares the whole setup when it resumes, after the boot. The code alone can be compared without a build.
+An attempt compares the whole setup at its resume, after the boot. This module compares the code, without a build.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from segue.stores.base import StoreReadError
 def refuse_changed_code(runlog: RunLog, spec: RunSpec, build: Build | None) -> None:
     """Compare the code that `build`, or a program's command, uses with the code of the run's newest checkpoint.
 
-    Only names that exist on both sides count, because the contents of objects are not known before `build` is called.
-    Nothing is compared if the change was accepted or if the config changed too. Nothing is compared either if another
-    version of Python or damage makes a comparison impossible. If nothing is compared here, the attempt itself compares
-    the code.
+    The function compares only names that exist on both sides, because the contents of objects are unknown before
+    `build` is called. It compares nothing if the change was accepted, if the config changed too, if Python has another
+    version, or if the stored setup is damaged. In these cases, the attempt itself compares the code.
 
     Raises:
         CodeChangedError: a function or class has changed.
@@ -50,7 +49,7 @@ def refuse_changed_code(runlog: RunLog, spec: RunSpec, build: Build | None) -> N
 def _setup_of(runlog: RunLog, checkpoint: Checkpoint) -> Mapping[str, Any] | None:
     """Return the stored components of rank 0.
 
-    Return None if they cannot be read. The attempt will report this error.
+    If they cannot be read, return None. The attempt will report the error.
     """
     # The shards of rank 0 come first, and its index is the first file without tensors.
     name = next((shard.key for shard in checkpoint.manifest.shards if shard.key.endswith(".json")), None)
@@ -75,9 +74,9 @@ def _as_committed(spec: RunSpec) -> dict[str, str]:
 
 
 def _changed(before: Any, now: Mapping[str, str]) -> Collection[str]:
-    """Return the names on both sides whose code has changed.
+    """Return the names that exist on both sides and whose code has changed.
 
-    One name can stand for several functions, for example for lambdas.
+    One name can refer to several functions, for example to lambdas.
     """
     if not isinstance(before, dict):
         return ()

@@ -1,9 +1,9 @@
 """Writes and reads folders of torch.distributed.checkpoint (DCP).
 
-Segue writes such a folder with all state, and reads a model's weights from it. The format is described at
+segue writes all state to such a folder, and reads a model's weights from it. The format is described at
 https://docs.pytorch.org/docs/stable/distributed.checkpoint.html. A folder contains a pickled index, `.metadata`, and
-files with the bytes of tensors. The index is read by an unpickler that permits only the classes of an index, and
-tensors are read with `weights_only=True`. No code in a folder is therefore run.
+files with the bytes of tensors. The unpickler of the index permits only the classes of an index, and tensors are read
+with `weights_only=True`. Therefore segue runs no code from a folder.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SAVE_AGAIN = "save it again with torch.distributed.checkpoint.save, or save the
 
 
 def write_dcp(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write the components into the folder, which must exist, from one process.
+    """Write the components from one process into an existing folder.
 
     Raises:
         OSError: a file cannot be written.
@@ -65,7 +65,7 @@ def write_dcp(folder: Path, state: Mapping[str, Any]) -> None:
 def optimizer_by_names(state: Mapping[str, Any], groups: list[list[str]]) -> dict[str, Any]:
     """Return the state of an optimizer with the parameter names of `torch.distributed.checkpoint.state_dict`.
 
-    `groups` contains the names in each param_group. If a state does not fit these names, it is returned unchanged.
+    `groups` contains the names in each param_group. If these names do not fit, return the state unchanged.
     """
     numbers = [group["params"] for group in state["param_groups"]]
     if [len(group) for group in numbers] != [len(group) for group in groups]:
@@ -84,10 +84,10 @@ def optimizer_by_names(state: Mapping[str, Any], groups: list[list[str]]) -> dic
 def read_dcp(folder: Path) -> tuple[WeightsFile, dict[str, Any]]:
     """Return a record of the folder, and the model's tensors in the folder.
 
-    These are the tensors below `model.`, or all tensors if no name begins with `model.`.
+    The model's tensors are the tensors below `model.`. If no name begins with `model.`, they are all tensors.
 
     Raises:
-        WeightsFileError: the folder cannot be read or is damaged, or the index names objects that no index has.
+        WeightsFileError: the folder cannot be read or is damaged, or the index contains a class that no index needs.
     """
     try:
         index = _index(folder)
@@ -105,7 +105,7 @@ def read_dcp(folder: Path) -> tuple[WeightsFile, dict[str, Any]]:
 
 
 class _IndexUnpickler(pickle.Unpickler):
-    """Builds the classes of an index, and refuses every other class."""
+    """An unpickler that permits the classes of an index, and refuses every other class."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in _OF_INDEX.get(module, ()):

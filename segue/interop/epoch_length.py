@@ -1,4 +1,4 @@
-"""Converts a goal in epochs to steps, before any machine is paid for. The module imports torch."""
+"""Converts a goal in epochs to steps, before the run buys capacity. The module imports torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from segue.spec import RunSpec
 def steps_of_epochs(spec: RunSpec, epochs: int) -> int:
     """Build the recipe on this machine, and return the number of steps in the first `epochs` epochs.
 
-    The global random streams are restored at the end.
+    At the end, the function restores the global random streams.
 
     Raises:
         SpecError: the run trains a program, whose epochs have no known length.

@@ -31,13 +31,13 @@ from segue.spec import RunSpec, StoreSpec
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
-"""This function is called with a text for a terminal about the current work."""
+"""A function that gets a text for the terminal about the current work."""
 
 
 class ExportFormat(StrEnum):
-    """The format of the files that contain the state. The format is named after the library that reads the files.
+    """The format of the files that contain the state, named after the library that reads the files.
 
-    `epoch` has the same files as `torch`, in a folder `epoch-N`, with `config.yaml` and `metrics.csv`.
+    `epoch` writes the files of `torch`, `config.yaml` and `metrics.csv` into a folder `epoch-N`.
     """
 
     TORCH = "torch"
@@ -64,7 +64,7 @@ class ExportReport(Value):
 
 
 def require_free_folder(folder: Path) -> Path:
-    """Return the absolute path of the folder without links, after a check that an export may use this folder.
+    """Check that an export may use this folder. Return the folder's absolute path without links.
 
     Raises:
         ExportFolderError: an export would hide or lose the content of the folder.
@@ -73,12 +73,12 @@ def require_free_folder(folder: Path) -> Path:
         target = folder.expanduser().resolve()
         if target.is_mount():
             # The finished files get their place by one rename, and a rename cannot replace a mount point.
-            why = "is a mount point, which an export cannot replace as a whole"
+            why = "is a mount point, which an export cannot replace"
             raise ExportFolderError(folder=str(folder), why=why, fix="name a new folder inside it.")
         if target.exists() and not target.is_dir():
             raise ExportFolderError(folder=str(folder), why="is a file", fix="name a folder.")
         if target.is_dir() and any(target.iterdir()):
-            raise ExportFolderError(folder=str(folder), why="is not empty", fix="name an empty or a new one.")
+            raise ExportFolderError(folder=str(folder), why="is not empty", fix="name an empty or a new folder.")
     except (OSError, RuntimeError) as error:  # RuntimeError: no such user, as in ~name.
         raise _unwritable(folder, error) from None
     return target
@@ -95,12 +95,12 @@ def export_checkpoint(
 ) -> ExportReport:
     """Write a run's checkpoint, by default the newest, as plain files into a new or empty folder.
 
-    The files can be used without segue. They contain the model, the optimizer, the random streams, the position, the
-    loss curve, and a README.md that explains how to load the files. `file_format` is "torch", "safetensors", "dcp"
+    No program needs segue to read the files. They contain the model, the optimizer, the random streams, the position,
+    the loss curve, and a README.md that explains how to load the files. `file_format` is "torch", "safetensors", "dcp"
     (torch.distributed.checkpoint) or "epoch". The format "epoch" writes the files of "torch", `config.yaml` and
     `metrics.csv` into a new folder `epoch-N` inside `folder`, where N is the number of completed epochs. `step` may be
-    "best". The files of a framework's own checkpoint are in `folder/`, and the files of the framework's best model are
-    in `best/`. The function only reads the run and changes nothing in it.
+    "best". A framework's own checkpoint files are in `folder/`, and the files of its best model are in `best/`. The
+    function only reads the run.
 
     Raises:
         RunNotFoundError, StoreUnreachableError: the run or the store does not exist.
@@ -119,13 +119,12 @@ def write_export(
 ) -> ExportReport:
     """Write the whole content of a checkpoint as plain files into `folder`, completely or not at all.
 
-    The function only reads the run and changes nothing in it. All files are durable before the folder gets its name. A
-    crash before the folder gets its name leaves a folder `.<name>.unfinished-<hex>` beside `folder`. The unfinished
-    folder may be deleted.
+    The function only reads the run. All files are durable before the folder gets its name. After an earlier crash, a
+    folder `.<name>.unfinished-<hex>` may remain beside `folder`. You may delete the unfinished folder.
 
     Raises:
         ExportFolderError: the folder cannot be used or written.
-        PrunedCheckpointError: the run has pruned the checkpoint in the meantime.
+        PrunedCheckpointError: the run pruned the checkpoint before or during the export.
         DamagedCheckpointError: the bytes of the checkpoint do not match their checksums. The error names the damage.
         StoreReadError: the store could not be read.
     """
@@ -165,14 +164,15 @@ def write_export(
 
 
 def no_progress(doing: str) -> None:
-    """Do nothing. This function is used if no progress is reported."""
+    """Do nothing. An export calls this function if the caller passes no function for progress."""
 
 
 @contextmanager
 def _arriving_whole(target: Path) -> Iterator[Path]:
-    """A block with a folder beside the target.
+    """Provide a folder beside the target.
 
-    When the folder's files are durable, the folder gets the target's name. Otherwise the folder is removed.
+    After the block, the folder gets the target's name as soon as its files are durable. After an error, the folder is
+    removed.
     """
     staging = target.with_name(f".{target.name}.unfinished-{uuid.uuid4().hex[:8]}")
     try:
@@ -198,12 +198,12 @@ def _sync(path: Path) -> None:
 
 def _unwritable(folder: Path, error: Exception) -> ExportFolderError:
     why = getattr(error, "strerror", None) or str(error)
-    fix = "name a folder that you may write to, on a disk with enough room."
+    fix = "name a folder that you may write to, on a disk with enough space."
     return ExportFolderError(folder=str(folder), why=f"cannot be written ({why})", fix=fix)
 
 
 def _spec_at(runlog: RunLog, history: History, checkpoint: Checkpoint) -> RunSpec | None:
-    """Return the run spec at the time of the commit. A run that was resumed with another spec has several specs."""
+    """Return the run spec at the time of the commit, because a run may resume with another spec."""
     entries = (slot.entry for slot in runlog.slots if slot.number < checkpoint.ref.slot)
     specs = [entry.spec for entry in entries if isinstance(entry, OpenEntry)]
     return specs[-1] if specs else history.spec

@@ -37,15 +37,15 @@ _MODEL, _OPTIMIZER = "model", "optimizer"
 _RESERVED = ("config", "data_position", "loss_curve", "readme", "train_state")
 """Names without suffix of the files beside the state.
 
-No component may have such a file name, in upper or lower case.
+No component may have one of these names, in any case of letters.
 """
 BEST = "best"
 
 
 def plain_state(snapshot: Snapshot) -> Iterator[tuple[str, Any]]:
-    """Return each component that a recipe can load, by its name, as a tree of dicts, lists, tensors and plain values.
+    """Yield the name and the state of each component that a recipe can load, as a tree of plain values.
 
-    The component of the model is the model's `state_dict()`. The position in the data is a component too.
+    The state of the model is the model's `state_dict()`. The position in the data is also a component.
 
     Raises:
         MalformedCheckpointError: the model's state is not a state dict.
@@ -61,9 +61,9 @@ def write_state(
     file_format: Literal["torch", "safetensors", "dcp", "epoch"],
     progress: Callable[[str], None],
 ) -> None:
-    """Write each component into files with the component's name, and write a README.md that explains the files.
+    """Write each component to files with the component's name, and a README.md that explains the files.
 
-    In the format "dcp", all components are in one set of files.
+    In the format "dcp", one set of files contains all components.
 
     Raises:
         MalformedCheckpointError: the model's state is not a state dict.
@@ -97,9 +97,9 @@ def write_state(
 
 
 def _dcp_state(snapshot: Snapshot) -> dict[str, Any]:
-    """Return all components.
+    """Return the states of all components by name.
 
-    The state of an optimizer has the names of the parameters if the checkpoint has these names.
+    If the checkpoint contains the names of the parameters, the state of an optimizer uses these names.
     """
     from segue.interop.dcp_folder import optimizer_by_names
 
@@ -113,11 +113,11 @@ def _dcp_state(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def write_curve(path: Path, runlog: RunLog, history: History) -> tuple[str, ...]:
-    """Write the loss curve up to the newest checkpoint of `history`, each step once. Return the attempts with missing
-    rows.
+    """Write the loss curve up to the newest checkpoint of `history`, each step once.
 
-    The rows are the rows of `segue.curve` up to the checkpoint. If the run did not continue from the checkpoint, the
-    rows are the steps before the checkpoint. Some of these steps do not belong to the run's curve.
+    Return the attempts with missing rows. The rows are the rows of `segue.curve` up to the checkpoint. If the run did
+    not continue from the checkpoint, the rows are the steps before the checkpoint, including steps outside the run's
+    curve.
     """
     lineage = steps_of_lineage(history)
     parts = [SCHEMA.empty_table()]
@@ -147,7 +147,7 @@ def _trees(snapshot: Snapshot) -> Iterator[tuple[str, Any]]:
 def file_stems(components: Iterable[str]) -> dict[str, str]:
     """Return a file name without suffix for each component.
 
-    The file name is the component's name, with %xx in place of other characters.
+    The file name is the component's name. `%xx` replaces each character that a file name may not contain.
     """
     stems: dict[str, str] = {}
     taken = set(_RESERVED)
@@ -222,7 +222,7 @@ def _write_torch(folder: Path, name: str, stem: str, tree: Any) -> tuple[str, ..
 
 
 def _write_model(folder: Path, name: str, stem: str, tree: Any) -> tuple[str, ...]:
-    """Write the files of the model. In these files, tensors have the model's names."""
+    """Write the files of the model, in which tensors have the names from the model's state dict."""
     state = tree["state"]
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
     others = {
@@ -261,14 +261,14 @@ def _write_safetensors(folder: Path, stem: str, skeleton: Json, tensors: dict[st
 
 
 class OwnFolder(NamedTuple):
-    """The bytes of the folder's files by path. For each file of the best model, its path in the folder."""
+    """The bytes of the folder's files by path, and the path in the folder of each file of the best model."""
 
     files: Mapping[str, torch.Tensor]
     best: Mapping[str, str]
 
 
 def folder_of(snapshot: Snapshot) -> OwnFolder | None:
-    """Return the folder in a checkpoint. Return None for a recipe, or for a program that tracks its objects.
+    """Return the folder in a checkpoint. If a recipe or a program with tracked objects wrote it, return None.
 
     Raises:
         MalformedCheckpointError: a path leads out of the folder, or a file of the best model is not in the folder.

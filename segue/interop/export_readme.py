@@ -1,7 +1,4 @@
-"""Writes the README.md of an export.
-
-The README explains each file, and contains the lines that load the files without segue.
-"""
+"""Writes the README.md of an export, which explains each file and shows how to load the files without segue."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ _NEXT_TO_STATE = {
 }
 
 EPOCH_NAMES = {"loss_curve.parquet": "metrics.csv", "config.json": "config.yaml"}
-"""Names in the format "epoch" of the files that have another name and form in the other formats."""
+"""Maps file names in other formats to the file names in the format "epoch"."""
 
 _FOLDERS = {
     "folder": "the checkpoint as the training framework wrote it",
@@ -176,9 +173,9 @@ def readme(
     folders: Sequence[str] = (),
     renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Return the text for an export of these components and folders.
+    """Return the text of the README for these components and folders.
 
-    `files` contains the file names of each component. `renamed` contains other names of files beside the state.
+    `files` contains the file names of each component. `renamed` maps some file names to new names.
     """
     rows = [(Markup(", ".join(map(code, names))), _meaning(name)) for name, names in files.items()]
     rows += [(code(f"{name}/"), _FOLDERS[name]) for name in folders]
@@ -228,7 +225,7 @@ names, for example the checkpoint of a program, the parameters have numbers: the
 
 
 def readme_of_dcp(components: Sequence[str]) -> str:
-    """The README for a folder of torch.distributed.checkpoint."""
+    """Return the README for a folder of torch.distributed.checkpoint."""
     rows = [*((code(name), meaning) for name, meaning in _NEXT_TO_STATE.items()), _DCP_FILES]
     names = ", ".join(map(code, components))
     return _INTRODUCTION + table(_COLUMNS, rows) + "\n" + _DCP.replace("COMPONENTS", names)

@@ -1,9 +1,8 @@
 """Makes the first checkpoint of a run from a file of weights or from another run. The module imports torch late.
 
-In the log, an import is an attempt like any other attempt. Its decision has the action `import`, and the attempt claims
-the run, commits and reports. An import therefore has its own segment number and attempt number, it fences other
-attempts and can be fenced, and a trainer resumes from its checkpoint as usual. The import uses no capacity of a pool,
-so it costs nothing of the budget.
+In the log, an import is an attempt with its own segment number and attempt number. The decision of this attempt has the
+action `import`. The attempt claims the run, commits and reports. The attempt fences other attempts and can be fenced,
+and a trainer resumes from its checkpoint as usual. An import uses no capacity, so it costs nothing.
 """
 
 from __future__ import annotations
@@ -59,14 +58,14 @@ class FirstCheckpoint:
     epoch: int
     environment: Environment
     trees: dict[str, Any]
-    """The state of each component. The tensors may be the live tensors of a model."""
+    """The state of each component. Its tensors may be the tensors of a live model."""
 
 
 def require_unbegun(history: History, *, run_id: str) -> None:
-    """Check that the run has no checkpoint, attempt or record that an import would hide or overtake.
+    """Check that the run has no checkpoint, no active attempt, and no damaged record that may be a checkpoint.
 
     Raises:
-        RunBegunError: the run has already begun. The error says how it began.
+        RunBegunError: the run has already begun. The error names the checkpoint, attempt or record.
     """
     what = None
     plan = history.open_plan
@@ -84,11 +83,11 @@ def require_unbegun(history: History, *, run_id: str) -> None:
 def commit_first(runlog: RunLog, state: FirstCheckpoint, staged: Staged, *, clock: Clock) -> CheckpointRef:
     """Announce the import, claim the run, write the state, commit it and report, in this order.
 
-    The checkpoint exists from the commit on.
+    From the commit on, the checkpoint exists.
 
     Raises:
-        RunBegunError: the run got a checkpoint or an attempt in the meantime. Nothing was changed.
-        FencedError, StalePlanError: another attempt claimed the run in the meantime. Nothing was committed.
+        RunBegunError: the run has a new checkpoint or attempt. The call changed nothing.
+        FencedError, StalePlanError: another attempt claimed the run. The call committed nothing.
         StoreWriteError, StoreReadError: the store could not be used. The import can be repeated.
     """
     from segue.checkpoints.saving.writer_client import InlineWriter
@@ -133,7 +132,7 @@ def commit_first(runlog: RunLog, state: FirstCheckpoint, staged: Staged, *, cloc
 
 
 def _announce(runlog: RunLog, state: FirstCheckpoint) -> SegmentPlan:
-    """Write the import to the log as the next attempt. From then on, a parent of the run waits for the import."""
+    """Write the import to the log as the next attempt. After this record, a parent of the run waits for the import."""
     while True:
         history = patiently(lambda: read_history(runlog), what="log")
         require_unbegun(history, run_id=runlog.run_id)
@@ -189,7 +188,7 @@ def _report(plan: SegmentPlan, state: FirstCheckpoint, checkpoint: CheckpointRef
 
 @contextmanager
 def _alive(runlog: RunLog, spec: RunSpec, claim: Claim, *, clock: Clock, step: int) -> Iterator[None]:
-    """A block in which heartbeats are written. A parent that starts during the block therefore waits for the import."""
+    """Write heartbeats while the block runs, so that a parent that starts during the block waits for the import."""
 
     def describe(counter: int) -> Heartbeat:
         return Heartbeat(

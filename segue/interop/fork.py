@@ -60,20 +60,20 @@ def fork_run(
 ) -> ForkReport:
     """Make a checkpoint of the run `source` the first checkpoint of another run in the same store.
 
-    By default, the newest checkpoint is used. All state is copied, including the random streams and the position in the
-    data. With an equal spec, the fork therefore trains like the source. `reset` names the parts that are not copied.
-    These are the possible parts:
+    By default, the newest checkpoint is used. The fork has all state of the checkpoint, including the random streams
+    and the position in the data. Therefore a fork with an equal spec trains like the source. `reset` names the parts
+    that the fork does not use. The possible parts are:
 
     * "optimizer": the optimizer, the schedules and the loss scale.
     * "position": the step, the data position, the random streams and the early stop. The fork then begins at step 0.
     * The name of a component of the checkpoint, such as "extra.average".
 
-    The code, the data and the settings of the new run may differ from the source. If the checkpoint lacks a part of the
-    state, this part begins as the recipe builds it. A recipe is built on the CPU, to check that the state fits the
+    The code, the data and the settings of the new run may differ from the source. If the checkpoint lacks a component,
+    the component begins as the recipe builds it. segue builds the recipe on the CPU, to check that the state fits the
     recipe.
 
-    The call blocks until the checkpoint is durable. After a crash, the call can be repeated. If the checkpoint was
-    already committed, the repeated call changes nothing.
+    The call blocks until the checkpoint is durable. After a crash, repeat the call. If the checkpoint was already
+    committed, the repeated call changes nothing.
 
     Raises:
         RunNotFoundError, NoCheckpointError, UnknownStepError, PrunedCheckpointError, QuarantinedCheckpointError,
@@ -82,7 +82,7 @@ def fork_run(
             not have.
         RunBegunError: the run has already begun in another way.
         ForkMismatchError, RecipeError: the state does not fit the recipe.
-        FencedError, StalePlanError: another attempt claimed the run in the meantime. Nothing was committed.
+        FencedError, StalePlanError: another attempt claimed the run. The call committed nothing.
         StoreUnreachableError, StoreWriteError, StoreReadError: the store could not be used.
     """
     progress, clock = progress or no_progress, clock or SystemClock()
@@ -138,7 +138,7 @@ def _is_left_out(component: str, reset: Collection[str]) -> bool:
 def _same_fork(
     run_id: str, history: History, source: str, step: int | Literal["best"] | None, reset: Collection[str]
 ) -> ForkReport | None:
-    """Return the fork with which the run began, if this is the requested fork. Otherwise return None."""
+    """If the run began with the requested fork, return this fork. If not, return None."""
     first = next(iter(history.checkpoints), None)
     fork = first.manifest.forked_from if first is not None else None
     if first is None or fork is None or fork.run_id != source or set(fork.reset) != set(reset):

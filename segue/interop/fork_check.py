@@ -1,4 +1,4 @@
-"""Checks whether the state of a checkpoint fits a recipe, before any machine is paid for."""
+"""Checks whether the state of a checkpoint fits a recipe, before the run buys capacity."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from segue.trainer.workloads.state import RNG_PREFIX, capture, components_of, re
 
 
 def require_fit(spec: RunSpec, trees: Mapping[str, Any], *, name: str) -> tuple[str, ...]:
-    """Build the recipe on the CPU, restore the state into the recipe as a resume does, and compare.
+    """Build the recipe on the CPU, restore the state as a resume does, and compare the digests.
 
-    `name` is the name of the checkpoint in errors. The function returns the components that only the recipe has. The
-    global random streams are restored at the end.
+    Errors use `name` as the name of the checkpoint. The function returns the components that only the recipe has. At
+    the end, the function restores the global random streams.
 
     Raises:
         ForkMismatchError: a component does not fit. The error names the component.

@@ -34,7 +34,7 @@ _INDEX_OF_DCP = ".metadata"
 
 
 class ImportReport(Value):
-    """The imported weights and their file, with notes for people."""
+    """The file of imported weights, the first checkpoint, and notes about differences."""
 
     run_id: str
     step: int = Field(ge=0)
@@ -42,7 +42,7 @@ class ImportReport(Value):
     checkpoint: CheckpointRef
     prefix: str = Field(description="Prefix that was removed from every name in the file.")
     kept_as_built: tuple[str, ...] = Field(description="Names that only the model has; `partial` permits them.")
-    notes: tuple[str, ...] = Field(description="Differences from the file, in words.")
+    notes: tuple[str, ...] = Field(description="Sentences about the differences between the file and the checkpoint.")
 
 
 def import_weights(
@@ -54,16 +54,16 @@ def import_weights(
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> ImportReport:
-    """Make the first checkpoint of a run. The weights come from `file`, and all other state is as the recipe builds it.
+    """Make the first checkpoint of a run from the weights in `file`. The recipe builds all other state.
 
     The run begins at `step`, and the samples of earlier steps count as seen. If `partial` is true, the file may lack
-    some of the model's weights. The call blocks until the checkpoint is durable. If a crash comes before the commit,
-    the import can be repeated.
+    some of the model's weights. The call blocks until the checkpoint is durable. After a crash before the commit,
+    repeat the call.
 
     Raises:
-        WeightsFileError, WeightsMismatchError: the file has no weights of this model. The run was not changed.
+        WeightsFileError, WeightsMismatchError: the file has no weights of this model. The call changed nothing.
         RunBegunError: the run has a checkpoint, or an attempt that may be active.
-        SpecError, RecipeError, UnsupportedStateError: the recipe cannot give the state. The run was not changed.
+        SpecError, RecipeError, UnsupportedStateError: the recipe cannot provide the state. The call changed nothing.
         FencedError, StalePlanError: another import or a trainer has claimed the run.
         StoreUnreachableError, StoreWriteError, StoreReadError: the store could not be used.
     """
@@ -103,14 +103,14 @@ def require_weights_file(file: Path) -> Path:
     """Check that the path is a file with content, or a folder of torch.distributed.checkpoint. Return the path.
 
     Raises:
-        WeightsFileError: the path does not exist, is another kind of folder, or is empty.
+        WeightsFileError: the path does not exist, is a folder of another format, or is an empty file.
     """
     try:
         path = file.expanduser()
         if (path / _INDEX_OF_DCP).is_file():
             return path
         if path.is_dir():
-            fix = "name the file in it that has the model's weights."
+            fix = "name the file in this folder that contains the model's weights."
             why = "is a folder, but not a folder of torch.distributed.checkpoint"
             raise WeightsFileError(file=str(file), why=why, fix=fix)
         is_empty = path.stat().st_size == 0

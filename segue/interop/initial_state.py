@@ -1,4 +1,4 @@
-"""Makes the initial state of a run with imported weights. The recipe builds all other state."""
+"""Makes the initial state of a run: imported weights, and all other state as the recipe builds it."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _ACCELERATOR_STREAMS = "rng.cuda"
 
 @dataclass(frozen=True)
 class FirstState:
-    """A first checkpoint with imported weights, and the result of fitting them into the model."""
+    """A first checkpoint with imported weights, and the result of loading these weights into the model."""
 
     first: FirstCheckpoint
-    """The first checkpoint. The tensors of the checkpoint are the live tensors of the recipe."""
+    """The first checkpoint. Its tensors are the live tensors of the recipe."""
     file: WeightsFile
     fit: Fit
     notes: tuple[str, ...]
 
 
 def first_state(spec: RunSpec, path: Path, *, step: int, partial: bool, progress: Callable[[str], None]) -> FirstState:
-    """Build the recipe as in a run's first attempt, and put the weights from `path` into its model.
+    """Build the recipe as a run's first attempt does, and load the weights from `path` into the model.
 
-    The recipe is built on the CPU, because the state is the same on every device.
+    The function builds the recipe on the CPU, because the state is the same on every device.
 
     Raises:
         WeightsFileError, WeightsMismatchError: the file does not have the model's weights.
@@ -89,7 +89,7 @@ def built(build: Build, spec: RunSpec) -> Recipe:
     except Exception as error:
         place = users_line("".join(traceback.format_exception(error)))
         why = f"building it{f' ({place})' if place else ''} raised {type(error).__name__}: {text_of(error)}."
-        raise RecipeError(recipe=spec.recipe_path, why=why, fix="correct it, then do this again.") from error
+        raise RecipeError(recipe=spec.recipe_path, why=why, fix="correct it, then try again.") from error
 
 
 def _notes(recipe: Recipe, fit: Fit) -> list[str]:

@@ -1,4 +1,4 @@
-"""Loads a checkpoint of a run as plain values: chooses the checkpoint by its step, verifies it and decodes it.
+"""Loads a checkpoint of a run as plain values: chooses a checkpoint by step, verifies its bytes and decodes them.
 
 The module imports torch late.
 """
@@ -39,12 +39,12 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Return the state in a run's checkpoint, by default the newest.
 
-    For each component, the result has the argument of `load_state_dict`. If `step` is "best", the checkpoint with the
-    best metric is loaded. If a framework has named the files of its best model, "best" is the newest checkpoint, and
-    `["folder"]["best"]` has the names of these files in `["folder"]["files"]`. The keys of the result are the
-    components: `model`, `optimizer`, `scheduler`, `extra.<name>`, `rng.torch`, `progress` and others. The values of the
-    result are dicts and lists of CPU tensors and plain values. `model` is the model's `state_dict()`. Every byte of the
-    checkpoint is verified while it is read. The function only reads the run and changes nothing.
+    The keys of the result are the components: `model`, `optimizer`, `scheduler`, `extra.<name>`, `rng.torch`,
+    `progress` and others. Each value is the argument of the component's `load_state_dict`: dicts and lists of CPU
+    tensors and plain values. If `step` is "best", the function loads the checkpoint with the best metric. If a
+    framework has named the files of its best model, "best" means the newest checkpoint, and `["folder"]["best"]` has
+    the names of these files in `["folder"]["files"]`. The function verifies every byte that it reads. It only reads the
+    run.
 
     Raises:
         RunNotFoundError, StoreUnreachableError: the run or the store does not exist.
@@ -66,7 +66,7 @@ def find_checkpoint(
 ) -> Checkpoint:
     """Find a checkpoint as `choose_checkpoint` does.
 
-    With "best", return the newest checkpoint if it has a framework's best model.
+    If `step` is "best" and the newest checkpoint contains a framework's best model, return the newest checkpoint.
 
     Raises:
         DamagedCheckpointError: the index of the newest checkpoint is damaged. The error names the damage.
@@ -87,7 +87,7 @@ def find_checkpoint(
 def choose_checkpoint(
     history: History, *, run_id: str, step: int | Literal["best"] | None, take_quarantined: bool
 ) -> Checkpoint:
-    """Return the newest usable checkpoint of a step, or of all steps if `step` is None.
+    """Return the newest usable checkpoint of a step. If `step` is None, return the newest of all steps.
 
     Raises:
         NoCheckpointError, UnknownStepError, PrunedCheckpointError: there is no checkpoint of this step.
@@ -119,9 +119,8 @@ def read_verified(runlog: RunLog, checkpoint: Checkpoint) -> Snapshot:
     """Read the checkpoint's state, verify every byte, and return the state.
 
     Raises:
-        PrunedCheckpointError: the run has pruned the checkpoint in the meantime.
-        LostRecordError: the log is signed, and one of its records cannot be read. The unread record may be a
-            quarantine.
+        PrunedCheckpointError: the run has pruned the checkpoint.
+        LostRecordError: the log is signed, and a record that may be a quarantine cannot be read.
         DamagedCheckpointError: the bytes do not match their checksums. The error names the damage.
         StoreReadError: the store could not be read.
     """
@@ -134,9 +133,7 @@ def read_verified(runlog: RunLog, checkpoint: Checkpoint) -> Snapshot:
 
 @contextmanager
 def _damage_named(runlog: RunLog, checkpoint: Checkpoint) -> Iterator[None]:
-    """A block that turns the errors of an unusable checkpoint into errors for the person who wants to load the
-    checkpoint.
-    """
+    """Turn errors about an unusable checkpoint into errors for a person who loads the checkpoint."""
     try:
         yield
     except CheckpointError as error:
@@ -149,7 +146,7 @@ def _damage_named(runlog: RunLog, checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def _damage(error: CheckpointError) -> str:
-    """Return the facts of a damage, without the part of the error's message that describes a resume."""
+    """Return a text about the damage, without the part of the error's message that describes a resume."""
     match error:
         case MissingShardError():
             return "is missing from the store"
