@@ -27,21 +27,24 @@ CHANNELS = ("loss", "lr", "grad_norm", "param_norm", "step_seconds")
 
 @dataclass(frozen=True)
 class CommittedRow:
-    """The numbers of one committed step, without numbers that were not measured."""
+    """The measured numbers of one committed step."""
 
     step: int
     at: datetime
     values: Mapping[str, float]
-    """Loss, learning rate, norms, and further metrics of the training code. No value is NaN."""
+    """Loss, learning rate, norms, and other metrics of the training code, without NaN values."""
 
 
 class CommittedRows:
-    """Reads a run's curve while the curve grows. A stored file that was read and has not changed is not read again."""
+    """Reads a run's curve while the curve grows.
+
+    If a stored file has not changed, the reader does not read it again.
+    """
 
     def __init__(self, runlog: RunLog) -> None:
         self._runlog = runlog
         self._read: dict[str, tuple[int, int]] = {}
-        """For each file, its size at the last read, and its last step."""
+        """Maps each file to its size at the last read, and to its last step."""
 
     def after(self, step: int, history: History) -> Iterator[CommittedRow]:
         """Yield the rows after `step` up to the newest checkpoint, from the attempts in the checkpoint's lineage.

@@ -1,8 +1,7 @@
 """Names the parts of the loss curve that are lost or differ from the manifests of the checkpoints.
 
-A manifest names the parts that an attempt has written since its previous checkpoint. The manifests of all checkpoints
-stay in the run's log, so together they name every part. The store may have later rows of a part, because a part is
-written again with each save.
+A manifest names the parts that an attempt has written since its previous checkpoint, and the manifests of all
+checkpoints stay in the run's log. Each save writes the current part again, so the store may have later rows of a part.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from segue.stores.base import Store, StoreReadError
 log = logging.getLogger(__name__)
 
 LOSS_CURVE = "loss curve"
-"""Component of a finding about a damaged part."""
+"""Component in a finding about a damaged part of the loss curve."""
 _PATIENCE_SECONDS = 1.0
 _FIX = "restore this object from the bucket's versions or from a backup. The run continues without it"
 
@@ -43,21 +42,21 @@ class DamagedPart(NamedTuple):
 
 
 def up_to(history: History, checkpoint: Checkpoint) -> History:
-    """Return the history in which this checkpoint is the newest usable checkpoint."""
+    """Return a history whose newest usable checkpoint is this checkpoint."""
     until = tuple(c for c in history.checkpoints if c.ref.slot < checkpoint.ref.slot)
     return replace(history, checkpoints=(*until, replace(checkpoint, quarantined=None, is_pruned=False)))
 
 
 def has_digests(history: History) -> bool:
-    """Whether a manifest of the newest checkpoint's lineage names a part of the loss curve."""
+    """Whether a manifest in the newest checkpoint's lineage names a part of the loss curve."""
     return bool(_named_parts(history))
 
 
 def damaged_parts(runlog: RunLog, history: History, *, most_read: int | None = None) -> tuple[DamagedPart, ...]:
     """Return the damaged parts of the loss curve up to the newest checkpoint of `history`, the newest part first.
 
-    At most `most_read` of the newest parts are read. The other parts are only looked up in the listing of the store.
-    Parts of runs of older versions are in no manifest and are left out.
+    The function reads at most `most_read` of the newest parts. It looks up the other parts only in the store's listing.
+    It ignores parts from older versions of segue, because no manifest names these parts.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -76,8 +75,8 @@ def damaged_parts(runlog: RunLog, history: History, *, most_read: int | None = N
 def damage_at_resume(runlog: RunLog, history: History, parent: CheckpointRef | None) -> Iterator[Finding]:
     """Yield a finding for each part that is damaged when an attempt resumes from `parent`.
 
-    Only the newest part is read, so that the cost does not grow with the run. The state does not depend on the curve,
-    so the resume continues. A store that cannot be read is logged, and no damage is found.
+    The function reads only the newest part, so that its cost does not grow with the run. The state does not depend on
+    the curve, so the resume continues. If the store cannot be read, the function logs the error and yields nothing.
     """
     checkpoint = history.checkpoint(parent) if parent is not None else None
     if checkpoint is None:
@@ -94,7 +93,7 @@ def damage_at_resume(runlog: RunLog, history: History, parent: CheckpointRef | N
 
 
 class DamageSearch(threading.Thread):
-    """Looks for damage beside the training, so that the first step does not wait for the store."""
+    """Searches for damage in a thread during training, so that the first step does not wait for the store."""
 
     def __init__(self, runlog: RunLog, history: History, parent: CheckpointRef | None) -> None:
         super().__init__(name="segue-curve-damage", daemon=True)
@@ -107,7 +106,7 @@ class DamageSearch(threading.Thread):
         self._found = tuple(self._find())
 
     def take(self) -> tuple[Finding, ...]:
-        """Return the findings once. The first call waits for the end of the search, but at most one second."""
+        """Return each finding once. The first call waits at most one second for the end of the search."""
         self.join(self._patience_seconds)
         self._patience_seconds = 0.0
         found, self._found = self._found, ()
@@ -115,7 +114,7 @@ class DamageSearch(threading.Thread):
 
 
 def _named_parts(history: History) -> dict[tuple[str, int], tuple[int, CurveDigest]]:
-    """Return the step and the digest of the newest manifest for each part in the lineage, by attempt and number."""
+    """Return the step and the digest of each part in the lineage, from the newest manifest that names the part."""
     lineage = steps_of_lineage(history)
     return {
         (checkpoint.ref.attempt_id, digest.part): (checkpoint.manifest.step, digest)
@@ -126,7 +125,10 @@ def _named_parts(history: History) -> dict[tuple[str, int], tuple[int, CurveDige
 
 
 def _damage(store: Store, key: str, step: int, digest: CurveDigest) -> str:
-    """Return how a part differs from its manifest. The text is empty if the part is as committed."""
+    """Return a text about the difference between a part and its manifest.
+
+    Without a difference, return an empty text.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

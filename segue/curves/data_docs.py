@@ -1,8 +1,8 @@
-"""Makes Data Docs complete, so that the pages need no internet.
+"""Completes Data Docs, so that the pages need no internet.
 
 The pages of Great Expectations load their style, their icons and the table of their index from other servers. People
-also read the pages without access to these servers, for example in a store or on a machine of a pool. Therefore the
-links to these servers are removed, and the style, the signs and the table are written into the pages.
+also read the pages without internet, for example on a machine of a pool. Therefore the module removes the links to
+other servers, and writes the style, the signs and the table into the pages.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _SIGNS = {
     "times": ("failed", "&#10007;", "failed"),
     "exclamation-triangle": ("failed", "!", "error"),
 }
-"""For each icon of Great Expectations, the class of its style, the sign, and the word after the sign."""
+"""Maps each icon of Great Expectations to a CSS class, a sign, and the word after the sign."""
 _TABLE = re.compile(r"\$\('#([\w-]+)'\)\.bootstrapTable\(.*?\bcolumns: (\[.*?\]),\n\s*data: (\[.*?\]),\n", re.DOTALL)
 
 
 def complete(folder: Path) -> None:
-    """Make every page of a site complete, in place."""
+    """Complete every page of a site, in place."""
     for path in sorted(folder.rglob("*.html")):
         path.write_text(completed(path.read_text(encoding="utf-8")), encoding="utf-8")
 
@@ -53,7 +53,7 @@ def completed(page: str) -> str:
 def _put(table: str, page: str, *, at: str) -> str:
     """Return the page with the table in place of the match.
 
-    The replacement is a function, because a table may contain backslashes.
+    The replacement argument is a function, because a table may contain backslashes.
     """
     return re.sub(at, lambda _: table, page, flags=re.DOTALL)
 
@@ -67,9 +67,9 @@ def _sign(found: re.Match[str]) -> str:
 
 
 def _table(columns: str, rows: str) -> str:
-    """Return the table of an index.
+    """Return the table of an index, which a script would build in the original page.
 
-    Without this table, a script would build it. The cells are escaped, because they may contain HTML.
+    The function escapes the cells, because they may contain HTML.
     """
     fields = [column.get("field") for column in ast.literal_eval(columns)]
     found = ast.literal_eval(rows)
@@ -97,7 +97,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "Data": lambda row: html(row.get("_batch_identifier_sort", "")),
     "Suite": lambda row: html(row.get("_expectation_suite_name_sort", "")),
 }
-"""The columns of the index, by their titles."""
+"""Maps the title of each column of the index to the function that returns a cell."""
 
 
 STYLE = """

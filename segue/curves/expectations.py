@@ -1,7 +1,7 @@
-"""Defines the expectations for a run's loss curve. Great Expectations checks the expectations.
+"""Defines the expectations for a run's loss curve, which Great Expectations checks.
 
 A check of the range of the loss would not detect a threefold jump or a gap of three rows. Therefore the expectations
-are about derived frames: the distances between steps, and the steps with more than one record
+examine derived frames: the differences between consecutive steps, and the steps with several records
 (`segue.curves.repeated_steps`).
 """
 
@@ -31,35 +31,35 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Schedule = Callable[[int], float]
-"""A function that returns the planned learning rate of a step. Steps count from 1."""
+"""A function that returns the planned learning rate of a step. The first step has the number 1."""
 
 SCHEDULE_TOLERANCE = 1e-6
 """Permitted relative difference between a planned and a recorded learning rate.
 
-A scheduler that multiplies at each step rounds differently than a formula.
+A scheduler that multiplies the rate at each step rounds differently from a formula.
 """
 
 _MOST_NAMED = 6
 
 
 class Met(Value):
-    """One expectation for a loss curve, and the outcome of the expectation."""
+    """One expectation for a loss curve, with its outcome."""
 
     name: str
     outcome: Literal["met", "failed", "not measured"]
-    observed: str = Field(description="Short text about the values that were found.")
-    steps: tuple[int, ...] = Field((), description="First steps that do not meet it, if it is about steps.")
-    sentence: str = Field(description="The outcome in words, with a remedy after a failure.")
+    observed: str = Field(description="Short text about the observed values.")
+    steps: tuple[int, ...] = Field((), description="First steps that violate an expectation about steps.")
+    sentence: str = Field(description="The outcome in words, with a fix after a failure.")
 
 
 class CurveReport(Record):
     """The result of a check of a loss curve."""
 
     run_id: str
-    first_step: int = Field(description="First step of the run, or the first one after an import or fork.")
-    last_step: int = Field(description="Newest committed step, the last one that is checked.")
+    first_step: int = Field(description="First step of the run, or first step after an import or fork.")
+    last_step: int = Field(description="Newest committed step, which is the last step of the check.")
     rows: int = Field(ge=0, description="Number of rows of accepted attempts, one for each step.")
-    repeated_rows: int = Field(ge=0, description="Number of further records of these steps to compare.")
+    repeated_rows: int = Field(ge=0, description="Number of additional records of these steps.")
     expectations: tuple[Met, ...]
     docs: str | None = Field(None, description="Path of the Data Docs' index.html, if requested.")
     seconds: float
@@ -70,12 +70,12 @@ class CurveReport(Record):
 
     @property
     def passed(self) -> bool:
-        """Whether no expectation failed. Some expectations may not have been measured, as `expectations` shows."""
+        """Whether no expectation failed. `expectations` shows which expectations were not measured."""
         return not self.failed
 
     @property
     def sentence(self) -> str:
-        """The result of the check in one line."""
+        """A sentence with the result of the check."""
         failed = f"{len(self.failed)} of {len(self.expectations)} expectations failed"
         return (
             f"{self.run_id}: {failed if self.failed else 'nothing failed'} in steps {self.first_step} to "
@@ -83,13 +83,13 @@ class CurveReport(Record):
         )
 
     def in_markdown(self) -> str:
-        """The result of the check, and a table of the expectations."""
+        """Return the result of the check and a table of the expectations, as markdown."""
         rows = [(item.name, item.outcome, item.sentence) for item in self.expectations]
         return blocks(self.sentence, table(("expectation", "outcome", "meaning"), rows))
 
 
 class _Check(NamedTuple):
-    """An expectation, with the text for people if it fails."""
+    """An expectation, with the texts that a failure shows."""
 
     expected: Expected
     violation: str
@@ -106,12 +106,12 @@ def check_curve(
 ) -> CurveReport:
     """Check a run's loss curve up to the run's newest checkpoint. If `docs` is given, write Data Docs into that folder.
 
-    The function only reads the run and changes nothing in it. `run` is a run's log, or a run id in `store`. If
-    `schedule` is None, learning rates are only compared between records of the same step.
+    The function only reads the run. `run` is a run's log, or a run id in `store`. If `schedule` is None, the check
+    compares learning rates only between records of the same step.
 
     Raises:
         RunNotFoundError, StoreUnreachableError: the run or the store does not exist, as for `segue.curve`.
-        NoCheckpointError: the run has no commit, so no step is accepted yet.
+        NoCheckpointError: the run has no committed step.
         MissingExtraError: pandas or great-expectations is not installed.
         OutputError: `docs` cannot be written.
     """
@@ -156,7 +156,7 @@ def check_frame(
 def _span(history: History, *, run_id: str) -> tuple[int, int]:
     """Return the first and the last step that must have a row.
 
-    These steps come from the log, because rows may be missing at both ends.
+    The steps come from the log, because rows may be missing at both ends of the curve.
     """
     newest = root = history.newest
     if newest is None:
@@ -238,7 +238,7 @@ _REPEATED = {
     "grad_norm": ("gradient norms", "the loss or clipping code changed"),
     "param_norm": ("parameter norms", "the optimizer's state or settings changed"),
 }
-"""For each channel, its plural, and the likely cause if the channel differs at a step that was executed again."""
+"""Maps each channel to its plural, and to the likely cause of a difference at a repeated step."""
 
 
 def _of_repeats() -> list[_Check]:
@@ -290,7 +290,7 @@ def _met(check: _Check, outcomes: dict[str, Validation]) -> Met:
 
 
 def _as_committed(log: RunLog, history: History) -> Met:
-    """Compare the stored files with the manifests, which sign their content if the log is signed."""
+    """Compare the stored files with the digests in the manifests, which are signed if the log is signed."""
     facts = {"name": "files as committed"}
     promise = "Each file has the rows that the manifests of the checkpoints name"
     if not has_digests(history):

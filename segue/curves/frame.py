@@ -1,4 +1,4 @@
-"""Returns the loss curve of a run as one pandas frame. Each step is in the frame once."""
+"""Returns the loss curve of a run as one pandas frame with one row for each step."""
 
 from __future__ import annotations
 
@@ -23,24 +23,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NEW_START, NOT_REACHED = "first", "not reached"
-"""Values of the column `verdict`: the first for an attempt that did not resume, the second for an attempt without a
-verdict.
-"""
+"""Values of the column `verdict`: for an attempt that did not resume, and for an attempt without a verdict."""
 
 
 def curve(
     run: RunLog | str, *, store: StoreSpec | str | Path = DEFAULT_STORE, superseded: bool = False
 ) -> pd.DataFrame:
-    """Return the steps of all attempts in order, with the columns of `segue.curves.schema.SCHEMA` and the column
-    `verdict`.
+    """Return the steps of all attempts in order, with the columns of `segue.curves.schema.SCHEMA` and `verdict`.
 
-    Each further metric of a program has a column `metric.<name>`. The column has NaN at steps without the metric. `run`
-    is a run's log, or a run id in `store`. A step that was lost and executed again has one row. The row comes from the
-    attempt from whose checkpoints the run continued. If `superseded` is true, the rows of lost steps are included too,
-    and a boolean column `superseded` marks them. The column `verdict` is the kind of the verdict about the attempt's
-    resume. It is "first" for an attempt that did not resume, and "not reached" if there is no verdict.
+    Each other metric of a program has a column `metric.<name>`, with NaN at steps without the metric. `run` is a run's
+    log, or a run id in `store`. If a step was lost and executed again, its row comes from the attempt from whose
+    checkpoints the run continued. If `superseded` is true, the frame also contains the rows of lost steps, with True in
+    the column `superseded`. The column `verdict` contains the kind of verdict on the attempt's resume. The value is
+    "first" if the attempt did not resume, and "not reached" if it has no verdict.
 
-    A file of the curve that cannot be read is left out, with a warning in the log. `segue curve check` names the gap.
+    If a file of the curve cannot be read, the log has a warning, and `segue curve check` names the gap.
 
     Raises:
         RunNotFoundError: the store has no such run.
@@ -53,7 +50,7 @@ def curve(
 
 
 def curve_frame(runlog: RunLog, history: History) -> pd.DataFrame:
-    """Return the frame of `curve` with superseded steps, in the state of `history`.
+    """Return the frame of `curve` with superseded steps, as of `history`.
 
     Raises:
         MissingExtraError: pandas is not installed.
@@ -80,7 +77,7 @@ def curve_frame(runlog: RunLog, history: History) -> pd.DataFrame:
 
 
 def steps_of_lineage(history: History) -> dict[str, tuple[int, int]]:
-    """Return the steps of each attempt in the newest checkpoint's lineage, as (after, to)."""
+    """Return the step before the first and the last step of each attempt in the newest checkpoint's lineage."""
     spans: dict[str, tuple[int, int]] = {}
     checkpoint = history.newest
     while checkpoint is not None:
@@ -91,14 +88,14 @@ def steps_of_lineage(history: History) -> dict[str, tuple[int, int]]:
 
 
 def parents_of(history: History) -> dict[str, CheckpointRef]:
-    """Return the checkpoint from which each attempt resumed. Attempts that did not resume are left out."""
+    """Return the checkpoint from which each attempt resumed, for all attempts that resumed."""
     judged = {entry.attempt_id: entry.parent for entry in history.resumes}
     committed = {c.ref.attempt_id: c.manifest.parent for c in history.checkpoints if c.manifest.parent is not None}
     return judged | committed
 
 
 def opened(run: RunLog | str, store: StoreSpec | str | Path) -> tuple[RunLog, History]:
-    """Return the log and the history of a run. The caller gives the run's log or the run's id.
+    """Return the log and the history of a run. `run` is the run's log or the run's id.
 
     Raises:
         RunNotFoundError: the store has no such run.
@@ -113,10 +110,10 @@ def opened(run: RunLog | str, store: StoreSpec | str | Path) -> tuple[RunLog, Hi
 
 
 def stored_tables(runlog: RunLog, *, of_attempts: Iterable[str] = ("",)) -> Iterator[pa.Table]:
-    """Yield the tables of the stored files that may have rows of these attempts, with the columns of `SCHEMA` and the
-    metrics.
+    """Yield the tables of the stored files that may have rows of these attempts.
 
-    A file that cannot be read is left out, with a warning in the log. The rest of the curve is then still shown.
+    The tables have the columns of `SCHEMA` and of the metrics. If a file cannot be read, the function skips the file,
+    and logs a warning.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 _ANALYTICS = "GX_ANALYTICS_ENABLED"
 SITE = "segue"
-"""Name of the site that contains the Data Docs."""
+"""Name of the site of Data Docs in the context of Great Expectations."""
 _MOST_SHOWN = 20
 _CHATTY = ("great_expectations", "great_expectations.data_context.types.base")
-"""The loggers to silence. The second logger has a level of its own."""
+"""The loggers to silence. The second logger has its own level, so it needs a separate entry."""
 _WARNED_OF_AT_IMPORT = ("module 'sre_(constants|parse)' is deprecated",)
 
 
@@ -40,12 +40,12 @@ class Expected(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """The outcome of an expectation, as Great Expectations found it."""
+    """The outcome of an expectation, as reported by Great Expectations."""
 
     met: bool
     observed: str
     steps: tuple[int, ...]
-    """The first steps at which the expectation is not met, if the expectation is about steps."""
+    """The first steps that do not meet the expectation, if the expectation is about steps."""
 
 
 def validate(
@@ -53,8 +53,8 @@ def validate(
 ) -> dict[str, Validation]:
     """Return the outcome of each expectation, by its name. Every frame needs a column `step` and a unique index.
 
-    If `docs` is given, Data Docs are written into that folder. Open the `index.html` of the folder. The environment
-    variables and the caller's own Great Expectations context are restored at the end. The network is not used.
+    If `docs` is given, the function writes Data Docs into this folder, with an `index.html`. At the end, it restores
+    the environment variables and the caller's own Great Expectations context. The function does not use the network.
 
     Raises:
         MissingExtraError: great-expectations is not installed.
@@ -89,8 +89,8 @@ def validate(
 def build_docs(context: Any, folder: Path) -> None:
     """Write the Data Docs of a context into the folder of its site, as pages that need no internet.
 
-    The call escapes all texts in the context. Great Expectations writes names and values into its pages without
-    escaping, so that without this call the name of a column could run a script.
+    The function escapes all texts in the context, because Great Expectations writes names and values into its pages
+    without escaping. Without the escapes, the name of a column could run a script.
     """
     _escape_texts(context)
     context.build_data_docs(site_names=[SITE])
@@ -147,12 +147,12 @@ def _plain(value: Any) -> str:
 
 @contextmanager
 def ephemeral_context(docs: Path | None, *, needed_for: str) -> Iterator[tuple[Any, Any]]:
-    """A block with the package Great Expectations and a temporary context of the package.
+    """Provide the package Great Expectations and a temporary context of this package.
 
-    `build_docs` fills the folder `docs`.
+    If `docs` is given, `build_docs` can write Data Docs into this folder.
 
     Raises:
-        MissingExtraError: great-expectations is not installed. The error names the use of the package.
+        MissingExtraError: great-expectations is not installed. The error contains `needed_for`.
         OutputError: `docs` cannot be written.
     """
     with _without_analytics(), _without_info_logs():
@@ -204,7 +204,7 @@ def _without_analytics() -> Iterator[None]:
 
 @contextmanager
 def _without_info_logs() -> Iterator[None]:
-    """A block without the package's log lines about its own folders. Warnings of the package are still shown."""
+    """While the block runs, hide the package's log lines below the level of warnings."""
     loggers = [logging.getLogger(name) for name in _CHATTY]
     before = [logger.level for logger in loggers]
     for logger in loggers:

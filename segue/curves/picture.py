@@ -1,4 +1,4 @@
-"""Writes figures as small PNGs, because Prefect's database stores every version of a picture in its UI."""
+"""Writes figures as small PNGs, because Prefect's database stores every version of a picture."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from segue.errors import MissingExtraError
 
 MOST_BYTES = 40_000
 _SIZES = ((110, 64), (100, 32), (90, 24), (75, 16), (60, 12), (45, 8))
-"""Resolutions in dots per inch and numbers of colours, from the best quality to the smallest file."""
+"""Pairs of resolution in dots per inch and number of colours, from the best quality to the smallest file."""
 
 PAGE_INCHES = 7.7
 """Width of a figure in inches.
 
-The page shows the figure 850 pixels wide, so that a text of 9 points is 14 pixels high.
+The page shows a figure with a width of 850 pixels, so a text of 9 points is 14 pixels high.
 """
 
 _ONE_AT_A_TIME = threading.Lock()
@@ -25,7 +25,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 @contextmanager
 def page_figure(height: float, *, needed_for: str) -> Iterator[Any]:
-    """A block that draws a figure of the page's width, with this height in inches, in the style of segue's plots.
+    """Provide a figure with the page's width, with this height in inches, in the style of segue's plots.
 
     Only one block runs at a time, because matplotlib's settings are global.
 

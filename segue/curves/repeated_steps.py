@@ -1,8 +1,8 @@
 """Finds the steps with more than one record, and returns them as a pandas frame for the expectations.
 
-A step has a second record in three cases. In the first case, a resume replayed the step, so that the witness also has
-the step. In the second case, both a seal and the curve have the step. In the third case, a superseded attempt executed
-the step. Only steps with a second record can be compared.
+A step has a second record in three cases: a resume replayed the step, so the witness also has the step; a seal and the
+curve both have the step; or a superseded attempt also executed the step. Only steps with a second record can be
+compared.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from segue.runlog.history import History
 
 TOLERATED_STEPS = 8
-"""Number of steps after a fork for which the tolerances of another environment are valid. Later steps may diverge."""
+"""Number of steps after a fork to which tolerances for different environments apply. Later steps may diverge."""
 
 _CHANNELS = tuple(TOLERANCES)
 
 
 class _Record(NamedTuple):
-    """A further record of a step that the accepted attempt `attempt_id` made."""
+    """A second record of a step that the accepted attempt `attempt_id` made."""
 
     attempt_id: str
     step: int
@@ -37,7 +37,7 @@ class _Record(NamedTuple):
     allowed: float
     """Factor on the tolerances.
 
-    The factor is 0 if all bits must be equal, and infinite if any difference is permitted.
+    If all bits must be equal, the factor is 0. If any difference is permitted, the factor is infinite.
     """
     loss_before: float
     grad_norm_before: float
@@ -50,7 +50,7 @@ class _Record(NamedTuple):
     ) -> Self:
         """Return the record from a row of another attempt or of a witness.
 
-        `here` and `there` are the two environments.
+        `here` and `there` are the environments of the two records.
         """
         allowed = _allowed(here, there, steps_after_fork=row.step - fork)
         changes = ", ".join(here.differs_from(there))
@@ -62,10 +62,10 @@ def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
 
     `frame` is the result of `curve_frame`. The columns are step, attempt_id, recorded_by, changes (the fields in which
     the environments differ), lr and lr_before. For each of loss, grad_norm and param_norm, four columns give the value,
-    the value `_before`, their relative `_difference` and the `_allowed` difference. In equal environments, no
-    difference is allowed. In different environments, the verdict's tolerances apply for eight steps. After these steps,
-    and with another number of ranks, any difference is allowed (infinite). The learning rates must always be equal.
-    After an accepted change of the recipe, the frame compares only the records that the verdict found equal.
+    the value `_before`, their relative `_difference` and the `_allowed` difference. In equal environments, the allowed
+    difference is 0. In different environments, the verdict's tolerances apply for eight steps. After these steps, and
+    with another number of ranks, any difference is allowed (infinite). The learning rates must always be equal. After
+    an accepted change of the recipe, the frame contains only records that the verdict found equal.
     """
     import pandas as pd
 
@@ -119,7 +119,7 @@ def _of_superseded(frame: pd.DataFrame, history: History) -> Iterator[_Record]:
 
 
 def _fork(parent: CheckpointRef | None, *, other_id: str, other_parent: CheckpointRef | None) -> int | None:
-    """Return the step at which two attempts diverged. Return None if other attempts are between the two attempts."""
+    """Return the step at which two attempts diverged. If other attempts lie between the two attempts, return None."""
     if parent == other_parent:
         return parent.step if parent is not None else 0
     return parent.step if parent is not None and parent.attempt_id == other_id else None
@@ -133,7 +133,7 @@ def _allowed(here: Environment, there: Environment, *, steps_after_fork: int) ->
 
 
 def _changed_on_purpose(history: History) -> set[str]:
-    """Return the attempts whose verdict names an accepted change of the recipe and rows that differ."""
+    """Return the attempts whose verdict names an accepted change of the recipe and different rows."""
     return {
         entry.attempt_id
         for entry in history.resumes
@@ -147,7 +147,7 @@ def _environments(history: History) -> dict[str, Environment]:
 
 
 def _difference(after: float, before: float, *, is_each_step: bool) -> float:
-    """Return the relative difference. Return 0 if a value is missing, because norms are not measured at each step."""
+    """Return the relative difference. If a norm is missing, return 0, because norms are not measured at each step."""
     if after == before or (math.isnan(after) and math.isnan(before)):
         return 0.0
     if not is_each_step and (math.isnan(after) or math.isnan(before)):

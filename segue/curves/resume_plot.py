@@ -1,7 +1,4 @@
-"""Draws the plot of a resume point.
-
-One panel shows the steps before the resume point, and after it the witness and the replay.
-"""
+"""Draws the plot of a resume point: the steps before it, and the witness and the replay after it."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _COLUMNS = ["step", *CHANNELS]
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """One resume with a verdict. The frames have the columns `step`, `loss`, `grad_norm` and `param_norm`."""
+    """A resume with a verdict. Its frames have the columns `step`, `loss`, `grad_norm` and `param_norm`."""
 
     segment: int
     attempt: int
@@ -40,7 +37,7 @@ class ResumePoint:
     witness: pd.DataFrame
     """The steps after the committed step, from the attempt that made the commit.
 
-    The frame is empty if there is no seal.
+    If there is no seal, the frame is empty.
     """
     replay: pd.DataFrame
     """The steps after the committed step, from the attempt that resumed. The replay may be longer than the witness."""
@@ -49,10 +46,10 @@ class ResumePoint:
 def resume_point_of(
     log: RunLog, *, segment: int | None = None, attempt: int | None = None, steps: int = 24
 ) -> ResumePoint:
-    """Return the newest resume with a verdict, of a segment and attempt or of the whole run.
+    """Return the newest resume with a verdict of the given segment and attempt. If both are None, search the whole run.
 
     The result has at most `steps` steps on each side. A broken resume committed nothing, so the curve does not contain
-    the steps of this resume. The steps come from the record of the verdict instead.
+    its steps. In this case, the steps come from the record of the verdict.
 
     Raises:
         NoResumeError: the requested resume does not exist, or has no verdict.
@@ -108,9 +105,9 @@ _TITLE_COLOUR = {VerdictKind.BROKEN: _DIFFERS, VerdictKind.UNVERIFIED: _REPLAY}
 
 
 def draw_resume(log: RunLog, *, segment: int | None = None, attempt: int | None = None) -> bytes:
-    """Return the plot of the newest resume with a verdict as a PNG.
+    """Draw the newest resume with a verdict of the given segment and attempt, as a PNG.
 
-    The resume is of a segment and attempt, or of the whole run.
+    If both are None, draw the newest resume of the whole run.
 
     Raises:
         NoResumeError: the requested resume does not exist, or has no verdict.
@@ -120,9 +117,7 @@ def draw_resume(log: RunLog, *, segment: int | None = None, attempt: int | None 
 
 
 def draw(point: ResumePoint, *, run_id: str) -> bytes:
-    """Return the plot of one resume point as a PNG.
-
-    The panels show loss, gradient norm and parameter norm over the steps.
+    """Draw loss, gradient norm and parameter norm over the steps around one resume point, as a PNG.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

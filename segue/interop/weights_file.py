@@ -1,4 +1,4 @@
-"""Reads weights from a file, without running code in the file, and puts them into a model."""
+"""Reads weights from a file, without running code from the file, and loads the weights into a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from segue.errors import WeightsFileError, WeightsMismatchError
 from segue.records import WeightsFile
 
 _WRAPPER_PREFIXES = ("module.", "model.", "_orig_mod.")
-"""Prefixes that DistributedDataParallel, an outer module and torch.compile add to every name."""
+"""Prefixes that DistributedDataParallel, an outer module and torch.compile add to every name in a state dict."""
 
 _EXTRA_STATE = "_extra_state"
 _SAVE_AGAIN = "save the model's state_dict() alone, by torch.save or safetensors."
@@ -28,7 +28,7 @@ _SAVE_AGAIN = "save the model's state_dict() alone, by torch.save or safetensors
 
 @dataclass(frozen=True)
 class Weights:
-    """The contents of a file with weights, by the names in the file."""
+    """The content of a file with weights, by the names in the file."""
 
     file: WeightsFile
     state: dict[str, Any]
@@ -36,12 +36,12 @@ class Weights:
 
 @dataclass(frozen=True)
 class Fit:
-    """The result of putting weights into a model."""
+    """The result of loading weights into a model."""
 
     prefix: str
-    """The prefix that was removed from every name."""
+    """The prefix that the load removed from every name."""
     kept_as_built: tuple[str, ...]
-    """The names of weights that the file lacks."""
+    """The names of the model's weights that the file lacks."""
     converted: tuple[str, ...]
     """The names of tensors whose element type in the model differs from the element type in the file."""
 
@@ -49,7 +49,7 @@ class Fit:
 def read_weights(path: Path) -> Weights:
     """Read the state dict in a file of `torch.save`, in a file with the suffix `.safetensors`, or in a DCP folder.
 
-    No code in the file is run.
+    The function runs no code from the file.
 
     Raises:
         WeightsFileError: the file cannot be read, contains code, is not a state dict, or changed during the read.
@@ -77,10 +77,10 @@ def read_weights(path: Path) -> Weights:
 
 
 def fit_into(model: nn.Module, weights: Weights, *, path: Path, partial: bool) -> Fit:
-    """Put weights into a model. If `partial` is true, the file may lack some of the model's weights.
+    """Load weights into a model. If `partial` is true, the file may lack some of the model's weights.
 
     Raises:
-        WeightsMismatchError: the names or shapes differ from the names or shapes in the model. The error lists them.
+        WeightsMismatchError: some names or shapes differ from the model's. The error lists these names and shapes.
         WeightsFileError: the model's own code refuses the weights.
     """
     own, state = model.state_dict(), weights.state
@@ -169,7 +169,7 @@ def _has_tensor(state: Mapping[Any, Any]) -> bool:
 
 
 def _strip_prefix(state: dict[str, Any], *, wanted: Iterable[str]) -> str:
-    """Remove the prefixes of wrappers from every name, as long as more names then match the model's names."""
+    """Remove the prefixes of wrappers from every name, if more names then match the model's names."""
     known, names = set(wanted), set(state)
     stripped: list[str] = []
     best, hits = 0, len(names & known)
@@ -196,7 +196,7 @@ def _disagreement(name: str, *, given: torch.Tensor, own: torch.Tensor) -> str |
 
 
 def _place(tensor: object) -> object:
-    """Return the place and the layout of a tensor in memory. They are the same for two names of one weight."""
+    """Return the address and the layout of a tensor in memory, which are equal for two names of one weight."""
     if not isinstance(tensor, torch.Tensor) or is_lazy(tensor):
         return None
     return tensor.data_ptr(), tensor.shape, tensor.stride()

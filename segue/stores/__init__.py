@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from segue.spec import StoreSpec
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-"""A scheme has at least two letters, because a single letter is a Windows drive."""
+"""Pattern of a URL scheme with at least two letters, because a single letter is a Windows drive."""
 
 PLACES = "folder, file:///folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
-"""The forms of a store URL, for messages."""
+"""The forms of a store's address, for messages."""
 
 __all__ = ["LocalStore", "ObjectInfo", "Store", "StoreReadError", "StoreWriteError", "is_url", "open_store", "open_url"]
 
@@ -30,10 +30,10 @@ def is_url(store: str) -> bool:
 
 
 def open_store(spec: StoreSpec | str | Path) -> Store:
-    """The store of a spec, URL or folder. The function reads and writes nothing yet. Call `check()` to test the access.
+    """Return the store of a spec, URL or folder, without a request. Call `check()` to test the access.
 
     Raises:
-        StoreUnreachableError: the URL is malformed or of an unknown kind, or no credentials are found.
+        StoreUnreachableError: the URL is malformed, its scheme is not supported, or no credentials are found.
     """
     if isinstance(spec, str | Path):
         return open_url(str(spec))
@@ -41,10 +41,7 @@ def open_store(spec: StoreSpec | str | Path) -> Store:
 
 
 def open_url(url: str, *, endpoint_url: str | None = None, region: str | None = None) -> Store:
-    """Open a store like `open_store`, but from the fields of a store spec.
-
-    Processes that start without pydantic use this function.
-    """
+    """Open a store from the fields of a store spec, for processes that start without pydantic."""
     if not is_url(url):
         return LocalStore(Path(url))
     parts = urlsplit(url)
@@ -64,9 +61,9 @@ def open_url(url: str, *, endpoint_url: str | None = None, region: str | None = 
 
 
 def _bucket(scheme: str, url: str, *, endpoint_url: str | None, region: str | None) -> Store:
-    """The store in a bucket.
+    """Return the store in a bucket.
 
-    The module of each kind of bucket is imported only if it is used, because each kind needs another extra.
+    The function imports only the module of the URL's scheme, because each module needs a different extra.
     """
     if scheme == "s3":
         from segue.stores import s3
@@ -74,7 +71,7 @@ def _bucket(scheme: str, url: str, *, endpoint_url: str | None, region: str | No
         return s3.from_url(url, endpoint_url=endpoint_url, region=region)
     if region is not None:
         why = f"a region can be set only for s3://, not for {scheme}://; the cloud knows the location of the bucket."
-        raise StoreUnreachableError(url=url, why=why, fix="leave out [store] region.")
+        raise StoreUnreachableError(url=url, why=why, fix="remove [store] region.")
     if scheme == "gs":
         from segue.stores import gcs
 

@@ -26,7 +26,7 @@ _ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
 _GIVEN = {"account_key", "sas_key", "token", "client_secret", "federated_token_file", "use_azure_cli"}
 """Settings of obstore that are credentials.
 
-If no such setting is given, obstore uses the managed identity of the machine.
+If the environment has none of these settings, obstore uses the machine's managed identity.
 """
 
 
@@ -61,7 +61,7 @@ class AzureStore(ObjectStore):
         )
 
     def drop_unfinished(self, prefix: str) -> None:
-        """Do nothing, because only Azure itself can remove uncommitted blocks. Azure removes them after a week."""
+        """Do nothing, because only Azure can remove uncommitted blocks. Azure removes them after a week."""
         self._unfinished_below(prefix)
 
     def _unreachable(self, error: Exception) -> StoreUnreachableError:
@@ -88,7 +88,7 @@ class AzureStore(ObjectStore):
 def _account(endpoint_url: str | None) -> str:
     """Return the name of the storage account, from the environment or else from the endpoint.
 
-    The text is empty if neither contains the name.
+    If neither contains the name, the text is empty.
     """
     if given := os.environ.get(_ACCOUNT):
         return given
@@ -100,7 +100,7 @@ def _account(endpoint_url: str | None) -> str:
 
 
 def from_url(url: str, *, endpoint_url: str | None) -> AzureStore:
-    """The store of a URL az://container/prefix.
+    """Return the store of a URL az://container/prefix.
 
     Raises:
         StoreUnreachableError: the URL has another form, or no storage account is named.

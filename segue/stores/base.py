@@ -1,4 +1,4 @@
-"""The interface of all stores. The log of a run needs only one special operation, `put_if_absent`."""
+"""The interface of all stores. The only special operation that a run's log needs is `put_if_absent`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StoreWriteError(StoreError):
 
 
 WRONG_CLOCK = "the clock of this machine is wrong by more than the server permits"
-"""The reason that an error message gives if the server reports that this machine's clock is wrong."""
+"""The reason in an error message if the server reports that this machine's clock is wrong."""
 
 
 class StoreReadError(StoreError):
@@ -51,21 +51,21 @@ class StoreGoneError(StoreReadError, StoreWriteError):
 
 
 class Store(Protocol):
-    """A store keeps objects of bytes.
+    """A store of objects, each with a relative path as its key and bytes as its content.
 
-    The key of each object is a relative path. A store may be used from several threads at the same time.
+    Several threads may use a store at the same time.
     """
 
     @property
     def url(self) -> str:
-        """The address of this store, for messages. The address never contains a secret."""
+        """The address of this store, for messages. It never contains a secret."""
         ...
 
     @property
     def is_remote(self) -> bool:
         """Whether each request to this store takes a network round trip and costs money.
 
-        If so, requests must be few and parallel.
+        If the store is remote, callers must send few requests, and send them in parallel.
         """
         ...
 
@@ -73,7 +73,7 @@ class Store(Protocol):
         """Write a small object if the key does not exist yet. Return True if this call created the object.
 
         The write is atomic and durable: of all callers on all machines, at most one gets True. After a call has
-        returned True, every reader sees exactly the bytes of that call, even after a crash. If the store's answer was
+        returned True, every reader sees exactly the bytes of this call, even after a crash. If the store's answer was
         lost, a caller may get False for its own write. To find out who wrote the object, compare the bytes.
 
         Raises:
@@ -101,7 +101,7 @@ class Store(Protocol):
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return `length` bytes from position `start`.
 
-        Fewer bytes are returned at the end of the object, and no bytes after its end.
+        At the end of the object, the result has fewer bytes. After the end, the result is empty.
 
         Raises:
             ValueError: `start` or `length` is negative.
@@ -113,7 +113,7 @@ class Store(Protocol):
     def read_into(self, key: str, start: int, into: memoryview) -> int:
         """Fill `into` with the bytes from position `start`, and return the number of bytes.
 
-        Large objects are read with few copies in memory.
+        For large objects, the method makes few copies in memory.
 
         If `into` begins at a memory page (see `stores.direct_io.page_buffer`), the read bypasses the operating system's
         page cache.
@@ -125,7 +125,7 @@ class Store(Protocol):
         ...
 
     def size(self, key: str) -> int:
-        """The size of the object in bytes.
+        """Return the size of the object in bytes.
 
         Raises:
             MissingObjectError: there is no such object.
@@ -136,10 +136,9 @@ class Store(Protocol):
     def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         """Return all objects whose keys begin with a prefix that ends with '/', sorted by key.
 
-        If the prefix is empty, all objects are listed.
-
-        With `after`, only objects with keys greater than `after` are listed. On all stores except Azure, `after` also
-        saves requests. Objects of other programs are skipped if their names cannot be keys.
+        If the prefix is empty, the result contains all objects. With `after`, the result contains only keys greater
+        than `after`. On all stores except Azure, `after` also saves requests. The result does not contain objects of
+        other programs whose names cannot be keys.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -147,7 +146,7 @@ class Store(Protocol):
         ...
 
     def folders(self) -> list[str]:
-        """The sorted names of the top-level folders. Each of these names is a run id.
+        """Return the sorted names of the top-level folders. Each name is a run id.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -155,20 +154,18 @@ class Store(Protocol):
         ...
 
     def delete(self, keys: list[str]) -> None:
-        """Delete objects. Missing objects are skipped.
+        """Delete the objects that exist.
 
         Raises:
-            StoreWriteError: the object in the error and all later objects in `keys` may still exist.
+            StoreWriteError: the object that the error names and all later objects in `keys` may still exist.
         """
         ...
 
     def drop_unfinished(self, prefix: str) -> None:
-        """Remove the bytes of unfinished writes below a prefix that ends with '/'.
+        """Remove the bytes of unfinished writes, which readers never see, below a prefix that ends with '/'.
 
-        Readers never see bytes of unfinished writes.
-
-        If the writer of an unfinished object is still alive, the writer gets a StoreWriteError and may retry. On Azure
-        this method removes nothing: a program cannot remove uncommitted data, but the data expires after a week.
+        If the writer of an unfinished object is still alive, it gets a StoreWriteError and may retry. On Azure, the
+        method removes nothing: no program can remove uncommitted data, and the data expires after a week.
 
         Raises:
             StoreReadError, StoreWriteError: some bytes of unfinished writes may still exist.
@@ -186,10 +183,10 @@ class Store(Protocol):
 
 @runtime_checkable
 class Examinable(Protocol):
-    """A store with further methods, beyond the interface `Store`, for examining the store."""
+    """A store with additional methods that examine the store."""
 
     def reach(self) -> None:
-        """Test within seconds whether the store exists, regardless of the access rights.
+        """Test within seconds whether the store exists, even without access rights.
 
         Raises:
             StoreUnreachableError: the test failed. The error contains the reason and the fix.
@@ -197,7 +194,7 @@ class Examinable(Protocol):
         ...
 
     def modified_at(self, key: str) -> datetime:
-        """The time at which an object was written, on the clock of the store.
+        """Return the time at which an object was written, by the clock of the store.
 
         Some stores give the time in whole seconds only.
 
@@ -210,13 +207,10 @@ class Examinable(Protocol):
 
 @runtime_checkable
 class HasRules(Protocol):
-    """A store that can show whether a rule of the bucket, and not segue, removes its objects.
-
-    Some kinds of store cannot show their rules.
-    """
+    """A store that can show whether a rule of the bucket removes its objects. Some stores cannot show their rules."""
 
     def removed_by(self) -> str | None:
-        """Describe in words the known rule that removes objects automatically. Return None if there is no such rule.
+        """Return a text about the rule that removes objects automatically. If there is no such rule, return None.
 
         Raises:
             StoreReadError: the rules could not be read.
@@ -226,15 +220,15 @@ class HasRules(Protocol):
 
 @runtime_checkable
 class Refreshable(Protocol):
-    """A store that can be read in a second way, to correct bytes that a fault changed during the first read."""
+    """A store with a second way to read, which gives correct bytes after a fault changed bytes in a read."""
 
     def afresh(self) -> Store:
-        """The same store for repeated reads. It reads without the page cache, or with new connections."""
+        """Return this store for repeated reads, which bypass the page cache or use new connections."""
         ...
 
 
 def ways_to(store: Store, *, reads: int) -> Iterator[Store]:
-    """Yield the store `reads` times: first the store itself, then, if possible, a store that reads in another way."""
+    """Yield `reads` stores: first the store itself, then, if possible, the store with a second way to read."""
     yield store
     for _ in range(reads - 1):
         yield store.afresh() if isinstance(store, Refreshable) else store
@@ -243,21 +237,21 @@ def ways_to(store: Store, *, reads: int) -> Iterator[Store]:
 MARKER = ".segue-store"
 """Name of the file that marks a folder as a store.
 
-The file contains the store's uuid. No object can have the name of this marker file.
+The file contains the store's uuid. No object can have this name.
 """
 
 STAGED = ".staged-"
-"""Prefix of the names of unfinished files. No part of an object's key may begin with this prefix."""
+"""Prefix of the names of unfinished files. No part of a key may begin with this prefix."""
 
 _MOST_KEY_BYTES, _MOST_PART_BYTES = 1024, 255
-"""Maximum length of a key, and of one part of a key, in bytes, that buckets and file systems permit."""
+"""Maximum length of a key and of one part of a key in bytes, as buckets and file systems permit."""
 _PART = re.compile(r"[\w=.,@+-][\w=.,@+ -]*")
 
 
 def checked_key(key: str) -> str:
-    """Return the key itself, if it is a plain relative path.
+    """Return the key, if it is a plain relative path.
 
-    Manifests come from storage that others may write, so the keys in a manifest are not trusted.
+    Other programs may write to the storage of manifests, so segue does not trust the keys in a manifest.
 
     Raises:
         BadKeyError: the key is empty or absolute, or contains '..' or a character that is not permitted.
@@ -280,7 +274,7 @@ def is_key(name: str) -> bool:
 def checked_range(start: int, length: int) -> tuple[int, int]:
     """Return both numbers, if neither is negative.
 
-    Stores treat negative numbers differently, so negative numbers are refused.
+    Negative numbers are refused, because stores treat them differently.
     """
     if start < 0 or length < 0:
         raise ValueError(f"start {start} and length {length} must not be negative")
@@ -290,9 +284,8 @@ def checked_range(start: int, length: int) -> tuple[int, int]:
 def put_new(store: Store, key: str, data: bytes) -> bool:
     """Write an object by `put_if_absent`, and return whether this call created the object.
 
-    If the store's answer was lost, the stored bytes are compared with `data`.
-
-    No other writer may write the same `data` to this key.
+    If the store's answer was lost, the function compares the stored bytes with `data`. Therefore no other writer may
+    write these bytes to the key.
 
     Raises:
         StoreWriteError, StoreReadError, MissingObjectError: it is not known whether the object was created.
@@ -301,10 +294,7 @@ def put_new(store: Store, key: str, data: bytes) -> bool:
 
 
 def check_by_writing(store: Store) -> None:
-    """Test that exactly one of two `put_if_absent` calls with the same new key succeeds.
-
-    The test object is then deleted.
-    """
+    """Test that exactly one of two `put_if_absent` calls with one new key succeeds. Then delete the test object."""
     key = f".segue-check/{uuid.uuid4().hex}"
     try:
         _require_one_winner(store, key)

@@ -1,8 +1,8 @@
 """Gives botocore a separate random stream for the pauses before repeated requests.
 
-botocore draws the pauses from the `random` module, in the thread that repeats a request. In a trainer, the stream of
-the `random` module belongs to the recipe and is part of the state of the run. Without the separate stream, a repeated
-request would change the stream of the recipe, and the run would differ from a run without the repeated request.
+botocore draws the pauses from the `random` module, in the thread that repeats a request. In a trainer, the `random`
+module's stream belongs to the recipe and is part of the run's state. Without a separate stream, a repeated request
+would change the recipe's stream, so the run would differ from a run without this request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OWN = random.Random()
 
 
 class _Backoff(botocore.retries.standard.ExponentialBackoff):  # type: ignore[misc]
-    """Draws from the separate stream. The original class keeps a reference to `random.random`."""
+    """Draws the pauses from the separate stream, because the original class keeps a reference to `random.random`."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -26,9 +26,6 @@ class _Backoff(botocore.retries.standard.ExponentialBackoff):  # type: ignore[mi
 
 
 def use_own_random_stream() -> None:
-    """Make all botocore clients of this process draw from the separate stream.
-
-    The function may be called repeatedly.
-    """
+    """Make all botocore clients of this process draw from the separate stream. Repeated calls are permitted."""
     botocore.retryhandler.random = botocore.utils.random = _OWN
     botocore.retries.standard.ExponentialBackoff = _Backoff

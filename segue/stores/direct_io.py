@@ -1,6 +1,6 @@
-"""Reads and writes large files without the page cache. It uses O_DIRECT if the file system supports it.
+"""Reads and writes large files without the page cache, by O_DIRECT if the file system supports it.
 
-The page cache would copy a checkpoint once more, and would remove cached pages of the training.
+The page cache would copy a checkpoint once more, and would evict cached pages that the training uses.
 """
 
 from __future__ import annotations
@@ -18,22 +18,19 @@ READ_BYTES = 8 * 2**20
 WRITE_BYTES = 32 * 2**20
 """Number of bytes that one system call writes.
 
-Large writes are faster, and other threads do not interrupt a system call.
+Large writes are faster, because other threads do not interrupt a system call.
 """
 PAGE_BYTES = mmap.PAGESIZE
 
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # macOS has no O_DIRECT.
 _NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
-"""Errors of file systems that do not support O_DIRECT.
-
-They are raised when the file is opened or at the first transfer.
-"""
+"""Errors of file systems that do not support O_DIRECT, at the opening of the file or at the first transfer."""
 
 
 def page_buffer(size_bytes: int) -> memoryview:
     """Return zeroed memory that begins at a memory page, for direct reads.
 
-    The memory is freed together with the last view of it.
+    The last view of the memory frees the memory.
     """
     # Private memory, because shared memory rarely gets huge pages, and page faults of small pages take longer than
     # the read.
@@ -46,7 +43,7 @@ def page_buffer(size_bytes: int) -> memoryview:
 def write_new(path: Path, data: memoryview) -> None:
     """Write a file that must not exist yet, and sync the file. The caller must sync the folder.
 
-    After an error or a crash, a part of the file may exist.
+    After an error or a crash, an incomplete file may exist.
 
     Raises:
         OSError: the error of the system call, for example FileExistsError.
@@ -80,7 +77,7 @@ def read_into(path: Path, start: int, into: memoryview) -> int:
 def _direct(descriptor: int, transfer: Callable[[], int]) -> int:
     """Return the number of bytes that `transfer` moved with O_DIRECT.
 
-    Return 0 if the file system does not support O_DIRECT.
+    If the file system does not support O_DIRECT, return 0.
     """
     if not _O_DIRECT:
         return 0
@@ -116,7 +113,7 @@ def _read(descriptor: int, into: memoryview, start: int, *, unit_bytes: int) -> 
 def _whole_pages(data: memoryview) -> int:
     """Return the number of bytes of `data` that O_DIRECT can transfer.
 
-    O_DIRECT transfers only whole pages, and only if `data` begins at a page.
+    O_DIRECT transfers only whole pages, and `data` must begin at a page.
     """
     if data.readonly or len(data) < PAGE_BYTES:
         return 0  # ctypes gives only the address of writable memory; the buffers of segue are writable.

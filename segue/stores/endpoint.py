@@ -17,14 +17,14 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class BucketPlace(NamedTuple):
-    """The parts of the URL of a store in a bucket."""
+    """The bucket and the prefix in the URL of a store."""
 
     bucket: str
     prefix: str
 
 
 def place_of(url: str, *, form: str) -> BucketPlace:
-    """The bucket and the prefix of a URL of the given form, e.g. s3://bucket/prefix.
+    """Return the bucket and the prefix of a URL of the given form, e.g. s3://bucket/prefix.
 
     Raises:
         StoreUnreachableError: the URL has another form.
@@ -40,9 +40,9 @@ def place_of(url: str, *, form: str) -> BucketPlace:
 
 
 def is_payload_exposed(endpoint_url: str | None) -> bool:
-    """Whether others on the network could read a request and change the bytes of the request.
+    """Whether an attacker on the network could read a request and change its bytes.
 
-    The result is False for loopback addresses.
+    For loopback addresses, the result is False.
     """
     if endpoint_url is None:
         return False
@@ -51,7 +51,7 @@ def is_payload_exposed(endpoint_url: str | None) -> bool:
 
 
 def checked_endpoint(url: str, endpoint_url: str | None) -> str | None:
-    """Return the endpoint, if it is safe for clouds whose request signatures do not cover the bytes.
+    """Return the endpoint, if it is safe although the cloud's request signatures do not cover the bytes.
 
     Raises:
         StoreUnreachableError: the endpoint is not a URL, or uses `http://` and is not on this machine.
@@ -70,7 +70,7 @@ def checked_endpoint(url: str, endpoint_url: str | None) -> str | None:
 
 
 def client_options(endpoint_url: str | None, timeout: timedelta = CLIENT_TIMEOUT) -> ClientConfig:
-    """Return the settings of obstore for an endpoint. `timeout` limits one request including its body."""
+    """Return the settings of obstore for an endpoint. `timeout` is the time limit of one request with its body."""
     options: ClientConfig = {"timeout": timeout, "connect_timeout": CONNECT_TIMEOUT}
     if endpoint_url is not None:
         options["allow_http"] = urlsplit(endpoint_url).scheme == "http"

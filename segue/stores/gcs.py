@@ -105,7 +105,7 @@ class GcsStore(ObjectStore):
             raise StoreReadError(url=self.url, key=prefix, why=type(error).__name__) from None
 
     def _uploads(self, session: Any, below: str) -> Iterator[tuple[str, str]]:
-        """The key and the id of each unfinished multipart upload below a prefix of the bucket."""
+        """Yield the key and the id of each unfinished multipart upload below a prefix of the bucket."""
         marker = {"key-marker": "", "upload-id-marker": ""}
         while True:
             query = {"uploads": "", "prefix": below} | {name: value for name, value in marker.items() if value}
@@ -125,7 +125,7 @@ class GcsStore(ObjectStore):
 
 
 def from_url(url: str, *, endpoint_url: str | None) -> GcsStore:
-    """The store of a URL gs://bucket/prefix.
+    """Return the store of a URL gs://bucket/prefix.
 
     Raises:
         StoreUnreachableError: the URL has another form, or no credentials are found.

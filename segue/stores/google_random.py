@@ -1,7 +1,7 @@
 """Gives google-auth a separate random stream for the pauses before repeated requests.
 
-The reason is in botocore_random.py. google-auth draws the pauses from the `random` module, in the thread that fetches a
-token.
+google-auth draws the pauses from the `random` module, in the thread that fetches a token. botocore_random.py explains
+why a repeated request must not change the stream of this module.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ _OWN = random.Random()
 
 
 def use_own_random_stream() -> None:
-    """Make google-auth draw from the separate stream in this process. The function may be called repeatedly."""
+    """Make google-auth draw from the separate stream in this process. Repeated calls are permitted."""
     module: Any = google.auth._exponential_backoff
     module.random = _OWN

@@ -1,4 +1,4 @@
-"""A store in a local folder. It uses fsync for files and folders, and hard links for put-if-absent."""
+"""A store in a local folder, with fsync for files and folders, and with hard links for put-if-absent."""
 
 from __future__ import annotations
 
@@ -29,29 +29,28 @@ from segue.stores.base import (
 from segue.stores.mounts import mount_of
 
 _LARGE_BYTES = 2**20
-"""Durable objects of at least this number of bytes are written without the page cache."""
+"""The store writes durable objects of at least this number of bytes without the page cache."""
 
 _IN_MEMORY = ("tmpfs", "ramfs")
 _MOST_SYNCED = 1000
-"""Largest number of synced folders to remember. Each checkpoint has its own folder."""
+"""Maximum number of synced folders to remember. Each checkpoint has its own folder."""
 _TRIES = 100
-"""Number of tries to create a folder. Other processes may remove the folder again because it is empty."""
+"""Number of tries to create a folder, because other processes may remove the folder while it is empty."""
 
 
 class LocalStore:
     """Objects as files below the folder `root`.
 
-    The store works on any file system that has hard links and atomic rename. The method `create` writes a marker file
-    with a uuid. Every write checks that the marker exists and is unchanged. Every read that finds no object makes the
-    same check. If the folder was unmounted, renamed or replaced, the result is therefore an error and never an empty
-    store.
+    The store works on any file system with hard links and atomic rename. The method `create` writes a marker file with
+    a uuid. Every write, and every read that finds no object, checks that the marker exists and is unchanged. If the
+    folder was unmounted, renamed or replaced, the result is therefore an error, and never an empty store.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
         self._known: bytes | None = None
         self._synced: set[Path] = set()
-        """Folders whose entries were synced, so that the entries survive a power cut."""
+        """Folders whose entries were synced and therefore survive a power cut."""
 
     @property
     def url(self) -> str:
@@ -62,7 +61,7 @@ class LocalStore:
         return False
 
     def create(self) -> Self:
-        """Make the folder a store, if it is not a store yet. The method returns this store.
+        """If the folder is not a store yet, make it a store. Return this store.
 
         Raises:
             StoreUnreachableError: the folder cannot be created or written.
@@ -201,7 +200,7 @@ class LocalStore:
     def _require_marker(self) -> None:
         """Raise an error if the folder is missing or is now another store.
 
-        A store of version 0.1 has no marker until its next `check`. If such a store has runs, it counts as a store.
+        A store of version 0.1 has no marker until its next `check`. If the folder contains runs, no marker is needed.
         """
         try:
             marker = (self.root / MARKER).read_bytes()
@@ -279,7 +278,7 @@ class LocalStore:
 
 
 class _Uncached(LocalStore):
-    """The same store, but with reads from the disk. Before each read, the file is removed from the page cache."""
+    """The store with reads from the disk: each read first removes the file from the page cache."""
 
     def get(self, key: str) -> bytes:
         self._forget(key)
@@ -314,7 +313,7 @@ def _raise_unless_gone(error: OSError) -> None:
 
 
 def _make_folders(folder: Path) -> None:
-    """Create a folder and its parents in such a way that they survive a power cut."""
+    """Create a folder and its parents, and sync them, so that they survive a power cut."""
     if folder.is_dir():
         return
     _make_folders(folder.parent)

@@ -7,23 +7,23 @@ from typing import NamedTuple
 
 _MOUNTS = Path("/proc/self/mounts")
 _LOOKS_UP = {"lookupcache=pos", "lookupcache=none", "noac"}
-"""Options of an NFS mount with which each read asks the server for an object that was missing before."""
+"""Options of an NFS mount with which a client does not cache that a file is missing."""
 
 
 class Mount(NamedTuple):
-    """The type and the options of a file system, as the kernel names them."""
+    """The type and the options of a file system, with the kernel's names."""
 
     kind: str
     options: tuple[str, ...]
 
     @property
     def hides_new_objects(self) -> bool:
-        """Whether the client of NFS may remember for up to a minute that an object does not exist."""
+        """Whether the NFS client may cache for up to a minute that a file does not exist."""
         return self.kind.startswith("nfs") and _LOOKS_UP.isdisjoint(self.options)
 
 
 def mount_of(folder: Path, *, mounts: Path = _MOUNTS) -> Mount:
-    """Return the file system of a folder. The type is empty if it cannot be found."""
+    """Return the file system of a folder. If the file system cannot be found, its type is empty."""
     try:
         lines = [line.split(" ") for line in mounts.read_text().splitlines()]
     except OSError:

@@ -1,7 +1,4 @@
-"""The common base of all bucket stores.
-
-The library obstore transfers the bytes, and this module turns its errors into store errors.
-"""
+"""The base class of all bucket stores, which converts the errors of the library obstore to store errors."""
 
 from __future__ import annotations
 
@@ -38,28 +35,29 @@ if TYPE_CHECKING:
 
 RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
 _FEW_RETRIES: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=10)}
-"""The retries of `check` and `reach`. They are few, because a person waits for the answer."""
+"""Retries of `check` and `reach`. The number is small, because a person waits for the answer."""
 _BULK_RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(minutes=4)}
-"""The retries must end within five minutes, because obstore repeats a request with its first credentials, which are
-valid for 5 minutes.
+"""Retries of large requests.
+
+They end within five minutes, because obstore repeats a request with the original credentials, which expire then.
 """
 _BULK_TIMEOUT = timedelta(minutes=2)
-"""The timeout of requests with a part of a large object.
+"""Timeout of a request with a part of a large object.
 
-Eight requests share the connection. A total rate of 1.2 MB/s is enough.
+Eight requests share the connection, so 1.2 MB/s in total suffices.
 """
 _PART_BYTES = 16 * 2**20
 _PARTS_AT_ONCE = 8
 _MOST_PARTS = 9_000
-"""Maximum number of parts of an upload. S3 and GCS permit 10,000 parts, Azure permits 50,000 parts."""
+"""Maximum number of parts of an upload. S3 and GCS permit 10,000 parts, and Azure permits 50,000."""
 _CODES = {
     "ExpiredToken": "the session token has expired",
     "InvalidToken": "the session token is not valid",
     "RequestTimeTooSkewed": WRONG_CLOCK,
 }
-"""For each error code of the S3 API, the reason that the error message gives."""
+"""Maps error codes of the S3 API to reasons in error messages."""
 _CONFLICT_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""The pauses in seconds after each wrong answer that an object already exists."""
+"""Pauses in seconds after each wrong answer of the bucket that the object already exists."""
 
 
 class ObjectStore(ABC):
@@ -92,12 +90,12 @@ class ObjectStore(ABC):
 
     @cached_property
     def _bulk(self) -> Obstore:
-        """The same bucket with the timeouts for large objects."""
+        """The bucket, opened with the timeouts for large objects."""
         return self._opened(_BULK_RETRY, timeout=_BULK_TIMEOUT)
 
     @abstractmethod
     def _opened(self, retry: RetryConfig, *, timeout: timedelta = CLIENT_TIMEOUT) -> Obstore:
-        """Return the bucket as an obstore object. The method sends no request yet.
+        """Return the bucket as an obstore object, without sending a request.
 
         Raises:
             ValueError: the prefix is not valid.
@@ -238,7 +236,7 @@ class ObjectStore(ABC):
             raise self._unreachable(error)
 
     def _first_write(self, store: Obstore) -> Exception | None:
-        """Write and delete a test object. Return the error of the write, or None."""
+        """Write and delete a test object. If the write failed, return its error."""
         key = f".segue-check/{uuid.uuid4().hex}"
         try:
             # If the object exists, it is the test object itself: only the first answer was lost.
@@ -252,7 +250,7 @@ class ObjectStore(ABC):
         return None
 
     def _unreachable(self, error: Exception) -> StoreUnreachableError:
-        """Return the error to raise if the first request of the check failed."""
+        """Return the error to raise after the first request of a check failed."""
         if isinstance(error, FileNotFoundError):
             return self.missing_bucket()
         if isinstance(error, obstore.exceptions.PermissionDeniedError | obstore.exceptions.UnauthenticatedError):
@@ -274,7 +272,7 @@ class ObjectStore(ABC):
     def _is_absent(self, key: str) -> bool:
         """Whether a listing shows that the object does not exist.
 
-        For a missing object, S3 and GCS answer "access denied" to clients that may not list the whole bucket.
+        If a client may not list the whole bucket, S3 and GCS answer "access denied" for a missing object.
         """
         if key.endswith("/"):
             return False  # The denied request was itself a listing.
@@ -314,11 +312,11 @@ class ObjectStore(ABC):
 
 
 def _by_code(error: Exception) -> str | None:
-    """Return the reason for the error code in the answer of the server. Return None if the code is not known."""
+    """Return the reason for the error code in the server's answer. If the code is unknown, return None."""
     found = re.search(r"<Code>(\w+)</Code>", str(error))
     return _CODES.get(found[1]) if found is not None else None
 
 
 def _cause(error: Exception) -> str:
-    """Return the first line of an error message, without the answer of the server that may follow."""
+    """Return the first line of an error message, without the server's answer."""
     return str(error).split("\n", 1)[0].split(": <", 1)[0]

@@ -10,17 +10,17 @@ from segue.errors import MissingObjectError
 from segue.stores.base import ObjectInfo, Store
 
 READERS = 32
-"""Number of requests that are made in parallel."""
+"""Number of parallel requests."""
 _AHEAD_OBJECTS = 4 * READERS
 _AHEAD_BYTES = 64 * 2**20
-"""Maximum number of bytes that are requested before the caller uses them. A single object may be larger."""
+"""Maximum number of bytes to request before the caller uses them. A single object may be larger."""
 
 
 def read_each(store: Store, wanted: Iterable[ObjectInfo], *, most_bytes: int) -> Iterator[tuple[str, bytes | None]]:
-    """Yield the keys and bytes of these objects, in the given order.
+    """Yield the key and the bytes of each of these objects, in the given order.
 
-    If an object is missing, None is given instead of the bytes. At most `most_bytes` of each object are read. The given
-    sizes are used only to limit the memory.
+    If an object is missing, yield None instead of the bytes. Read at most `most_bytes` of each object. The
+    function uses the given sizes only to limit its memory.
 
     Raises:
         StoreReadError: the store could not be read.

@@ -14,13 +14,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OUTAGE_SECONDS = 900.0
-"""Seconds for which a parent, or a segment whose trainer has ended, retries a store that fails."""
+"""Seconds for which a parent retries a failing store. A segment whose trainer has ended also uses this limit."""
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
 
 
 def patiently(ask: Callable[[], T], *, what: str, patience_seconds: float = 60.0, clock: Clock | None = None) -> T:
-    """Call `ask` and return its result. While the store fails, try again with growing pauses.
+    """Call `ask` and return its result. While the store fails, call `ask` again after growing pauses.
 
     Raises:
         StoreReadError, StoreWriteError: the store still fails after `patience_seconds`.

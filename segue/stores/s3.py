@@ -30,19 +30,18 @@ _CREDENTIALS_TTL = timedelta(minutes=10)
 """Time for which obstore uses credentials.
 
 Obstore requests new credentials 5 min before this time ends. boto3 renews the credentials of a role 15 to 10 min before
-they expire, so credentials from boto3 are valid for at least 10 min.
+they expire. Therefore credentials from boto3 are valid for at least 10 min.
 """
 _FORBIDDEN = 403
-"""The answer of S3 to a request about the whole bucket, if a policy permits only the objects below a prefix."""
+"""Status of S3's answer to a request about the whole bucket, if a policy permits only objects below a prefix."""
 _READ_AT_ONCE = ("STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR")
-"""Storage classes whose objects can be read without a restore. Source: S3 user guide, storage classes."""
+"""Storage classes from which objects can be read without a restore (S3 user guide, "Storage classes")."""
 
 
 class S3Store(ObjectStore):
     """Objects below `bucket/prefix` of AWS, or of another server with the S3 protocol.
 
-    The condition of `put_if_absent` is `If-None-Match: *`. `put_if_absent` does not use `If-Match`, because `If-Match`
-    differs between stores.
+    The condition of `put_if_absent` is `If-None-Match: *`, because the behaviour of `If-Match` differs between stores.
     """
 
     scheme, cloud, variables = "s3", "AWS", "AWS_..."
@@ -119,10 +118,10 @@ class S3Store(ObjectStore):
         return f"the bucket's lifecycle rule {found[0].get('ID', '')!r} expires or archives objects" if found else None
 
     def _refusal(self) -> StoreUnreachableError | None:
-        """Return the error if the client may not access the bucket as a whole. Return None if the client may access it.
+        """If the client may not access the bucket as a whole, return the error. If it may, return None.
 
         Raises:
-            StoreUnreachableError: the bucket does not exist, or there is no answer.
+            StoreUnreachableError: the bucket does not exist, or the server does not answer.
         """
         try:
             self._client().head_bucket(Bucket=self.bucket)
@@ -181,8 +180,8 @@ def from_url(url: str, *, endpoint_url: str | None, region: str | None) -> S3Sto
 def removes(rule: Mapping[str, Any], prefix: str) -> bool:
     """Whether a rule deletes objects below the prefix, or moves them to storage that needs a restore.
 
-    The function is pure. Source: `GetBucketLifecycleConfiguration` of the S3 API. Rules about unfinished uploads and
-    old object versions are ignored, because they do not remove current objects.
+    The function is pure and follows `GetBucketLifecycleConfiguration` of the S3 API. It ignores rules about unfinished
+    uploads and about old object versions, because these rules do not remove current objects.
     """
     condition = rule.get("Filter", {})
     both = condition.get("And", {})
