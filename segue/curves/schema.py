@@ -31,9 +31,9 @@ SCHEMA = pa.schema(
         ("wall_time", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""`environment` is `Environment.short_id`. `from_checkpoint` is the step of the resume, or 0 for a new start.
+"""`environment` is `Environment.short_id`. `from_checkpoint` is the step of the resume, or 0 without a resume.
 
-Old files lack the columns `environment` and `from_checkpoint`. `segue.curve` then takes both from the run's log.
+If a file of an older version lacks these two columns, `segue.curve` takes both values from the run's log.
 """
 
 
@@ -54,8 +54,8 @@ def table_of(rows: npt.NDArray[Any], *, constants: Mapping[str, Any], metrics: M
 def sha256_of(rows: pa.Table) -> str:
     """Return the SHA-256 of the values in the rows of a part.
 
-    Columns without a value are left out, because a metric that comes later adds its column to the earlier rows too. All
-    NaN values count as equal, because a file does not store their bits.
+    The hash ignores columns without a value, because a new metric also adds its column to the earlier rows. The hash
+    treats all NaN values as equal, because a file does not store their bits.
     """
     hasher = hashlib.sha256(f"{rows.num_rows} rows".encode())
     for name in sorted(rows.column_names):
@@ -66,7 +66,7 @@ def sha256_of(rows: pa.Table) -> str:
 
 
 def _content(column: pa.ChunkedArray) -> bytes:
-    """Return the values as bytes. `to_numpy` is not used, because it would import pandas."""
+    """Return the values as bytes, without `to_numpy`, which would import pandas."""
     if pa.types.is_string(column.type):
         return repr(column.unique().to_pylist()).encode()  # An attempt has one value; a changed row adds a second one.
     if column.null_count:

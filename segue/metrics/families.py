@@ -1,6 +1,6 @@
-"""The metrics of a run, computed from its view. The module is pure.
+"""Computes the metrics of a run from its view. The module is pure.
 
-A name has the form of OpenTelemetry. In Prometheus, underscores replace the dots, and a suffix names the unit.
+Names follow OpenTelemetry. In Prometheus, underscores replace the dots, and a suffix names the unit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SUFFIXES = {"": "", "s": "_seconds", "1": "_ratio"}
 _ANSWERS = {True: "answered", False: "missed"}
 
 Values = Mapping[tuple[str, ...], float]
-"""The values of a metric by the values of its labels."""
+"""The values of a metric, by the values of its labels."""
 
 
 class MeasuredRun:
@@ -44,7 +44,7 @@ class MeasuredRun:
 
     @cached_property
     def preemptions(self) -> list[Preemption]:
-        """The preemptions that a claim follows. The stop reason of a later one may still be corrected."""
+        """The preemptions before the newest claim. The stop reason of a later preemption may still be corrected."""
         decided = {(each.claim.segment, each.claim.attempt) for each in self.history.attempts[:-1]}
         found = preemptions(self.spec, self.history, beat=self.view.beat)
         return [one for one in found if (one.segment, one.attempt) in decided]
@@ -57,9 +57,9 @@ class Family:
     name: str
     help: str
     read: Callable[[MeasuredRun], Values | float | None]
-    """The values by labels, or the value of a metric without further labels. None if the value is not known."""
+    """Returns the value, or the values by the additional labels. If the value is unknown, it returns None."""
     unit: str = ""
-    """The unit as in OpenTelemetry: s for seconds, 1 for a ratio."""
+    """The unit in OpenTelemetry's notation: s for seconds, 1 for a ratio."""
     is_counter: bool = False
     more_labels: tuple[str, ...] = ()
 
@@ -72,7 +72,7 @@ class Family:
         return self.name.replace(".", "_") + _SUFFIXES[self.unit] + ("_total" if self.is_counter else "")
 
     def values(self, run: MeasuredRun) -> Values:
-        """The values of this metric for one run, by the values of all labels."""
+        """Return the values of this metric for one run, by the values of all labels."""
         found = self.read(run)
         by_label = found if isinstance(found, Mapping) else {} if found is None else {(): found}
         return {(run.spec.run_id, run.spec.store.url, *labels): float(value) for labels, value in by_label.items()}
@@ -245,4 +245,4 @@ FAMILIES = (
         "s",
     ),
 )
-"""All metrics."""
+"""All metrics of a run."""

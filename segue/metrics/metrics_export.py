@@ -1,7 +1,7 @@
 """Exports the metrics of all runs whose parents are in this process, through an endpoint for Prometheus or by OTLP.
 
-Only standard variables of OpenTelemetry control the export. Scrapes and exports read no store: each parent passes on
-its view of its run whenever it refreshes the run's page.
+Only standard variables of OpenTelemetry control the export. Scrapes and exports read no store, because each parent
+passes on the view of its run whenever it refreshes the run's page.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 
 EXPORTERS, HOST, PORT = "OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_PROMETHEUS_HOST", "OTEL_EXPORTER_PROMETHEUS_PORT"
 KEPT_SECONDS = 900.0
-"""Seconds after its last refresh for which a run is exported, so that the end of a run reaches a slow scraper."""
+"""Seconds for which a run is exported after its last refresh, so that even a slow scraper sees the run's end."""
 
 
 class MetricsExport:
-    """The metrics of the runs of this process, and the ways in which they are exported."""
+    """The metrics of the runs of this process, and their exporters."""
 
     def __init__(self, environ: Mapping[str, str], *, clock: Clock) -> None:
         self._environ, self._clock = environ, clock
@@ -40,7 +40,7 @@ class MetricsExport:
         self._trouble = ""
 
     def open(self) -> str | None:
-        """Open each exporter that the variable names, unless it is open. Return the address of the endpoint, if any.
+        """Open each exporter that OTEL_METRICS_EXPORTER names. Return the address of the endpoint, if there is one.
 
         Raises:
             MetricsExportError: the variables are not valid, or the port is not free. A retry is safe.
@@ -58,7 +58,10 @@ class MetricsExport:
             return self._opened.get("prometheus")
 
     def show(self, view: RunView) -> None:
-        """Export the metrics of a run from now on. A failure is logged once, and does not affect the run."""
+        """Export the metrics of a run from now on.
+
+        If this fails, log the failure once, without an effect on the run.
+        """
         if not self._environ.get(EXPORTERS):
             return
         try:
@@ -74,7 +77,7 @@ class MetricsExport:
             self._trouble = str(error)
 
     def values(self, family: Family) -> Values:
-        """The values of a metric for all runs that were refreshed recently."""
+        """Return the values of a metric for all runs that were refreshed recently."""
         with self._lock:
             since = self._clock.monotonic() - KEPT_SECONDS
             self._runs = {key: known for key, known in self._runs.items() if known[0] >= since}

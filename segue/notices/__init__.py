@@ -1,2 +1,1 @@
-"""Notices of a preemption. Sources leave notices on a board, and the training loop reads the board at its safe
-points."""
+"""Notices of a preemption. Sources write notices to a board, and the training loop reads the board at safe points."""

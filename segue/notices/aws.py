@@ -1,4 +1,4 @@
-"""Notices of AWS. They are spot interruptions and rebalance recommendations from the instance metadata service
+"""Reads notices of AWS: spot interruptions and rebalance recommendations from the instance metadata service
 (IMDSv2)."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from segue.notices.board import NoticeBoard
 from segue.notices.metadata_client import LINK_LOCAL, NOT_FOUND, OK, UNAUTHORIZED, MetadataAnswer, MetadataService
 
 REBALANCE = "rebalance"
-"""Kind of the hint that AWS may give before an interruption, or without a later interruption."""
+"""Kind of the hint that AWS may give before an interruption, or without a following interruption."""
 
 _ADDRESS_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
@@ -24,17 +24,16 @@ _INSTANCE_ID = re.compile(r"i-[0-9a-f]{8,}")
 
 
 def is_disabled(environ: Mapping[str, str]) -> bool:
-    """Whether these environment variables tell AWS's tools not to use the service. Segue then does not use the service
-    either."""
+    """Whether these environment variables disable the metadata service for AWS's tools, and therefore for segue."""
     return environ.get(DISABLED_VARIABLE, "").lower() == "true"
 
 
 def is_hop_limit_exceeded(environ: Mapping[str, str], *, timeout_seconds: float) -> bool | None:
-    """Whether the service answers but the tokens of the service do not arrive; None if AWS's service is disabled or not
-    present.
+    """Whether AWS's metadata service answers, but its tokens do not arrive.
 
-    The hop limit applies only to the answer with a token. Other answers reach a container. Source: EC2's user guide,
-    "Configure the instance metadata options", `HttpPutResponseHopLimit`.
+    If the service is disabled or not present, return None. The hop limit applies only to the answer with a token. Other
+    answers reach a container. Source: EC2's user guide, "Configure the instance metadata options",
+    `HttpPutResponseHopLimit`.
     """
     if is_disabled(environ):
         return None
@@ -54,7 +53,7 @@ def is_hop_limit_exceeded(environ: Mapping[str, str], *, timeout_seconds: float)
 
 
 class AwsWatcher:
-    """A watcher of the two documents that AWS publishes before it interrupts a spot instance."""
+    """Watches the two documents that AWS publishes before it interrupts a spot instance."""
 
     name: ClassVar[str] = "aws"
     period_seconds: ClassVar[float] = 5.0  # As AWS recommends; a notice comes two minutes ahead.
@@ -109,7 +108,7 @@ class AwsWatcher:
             self._recommended = time
 
     def _get(self, path: str, *, timeout_seconds: float = 2.0) -> MetadataAnswer | None:
-        """Read a document. Return None if the document does not exist."""
+        """Read a document. If the document does not exist, return None."""
         answer = self._get_with_token(path, timeout_seconds)
         if answer.status == UNAUTHORIZED:
             self._token = None  # The service was restarted, or this machine was resumed on another host.

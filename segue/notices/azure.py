@@ -1,4 +1,4 @@
-"""Notices of Azure. They are evictions of spot machines, from the scheduled events of the instance metadata service."""
+"""Reads notices of Azure: evictions of spot machines, from scheduled events of the instance metadata service."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ _COMPUTE = "/metadata/instance/compute?api-version=2021-02-01"
 _EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 _ENDS = frozenset({"Preempt", "Terminate"})
 _GRACE_SECONDS = 30.0
-"""Shortest time that Azure grants, in seconds. It is used for an event that has no time, because this event has already
-begun."""
+"""Shortest time in seconds between Azure's event and the eviction, for an event that has begun and has no time."""
 _EVENTS_SECONDS = 10.0
-"""Timeout for reading events, in seconds. The first request is slow, because it enables events for the machine."""
+"""Timeout in seconds for reading events. The first request is slow, because it enables events for the machine."""
 
 
 class AzureWatcher:
-    """A watcher of the events that end this machine. If an event is no longer listed, it was withdrawn."""
+    """Watches the events that end this machine. If Azure no longer lists an event, the event was withdrawn."""
 
     name: ClassVar[str] = "azure"
     period_seconds: ClassVar[float] = 1.0  # As Azure recommends; an eviction comes 30 s ahead.
@@ -74,7 +73,7 @@ class AzureWatcher:
         return name.casefold()
 
     def _own(self, document: Mapping[str, Any], answer: MetadataAnswer) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the events that end this machine, by event id. A document lists the events of the whole scale set."""
+        """Yield the events that end this machine, by event id. `document` also lists events of other machines."""
         events = document.get("Events")
         if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
             raise self._service.error(answer.url, f"its answer has no list of events: {answer.text[:80]!r}")

@@ -1,4 +1,4 @@
-"""The board for notices. A signal handler and any thread may leave a notice on the board."""
+"""The board for notices, to which a signal handler and any thread may write."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from segue.clock import Clock
 from segue.records import Notice
 
 NO_KILL_COMING_SECONDS = 3600.0
-"""Grace period, in seconds, of a notice after which nothing kills the trainer. It is a recall, or the end of the
-trainer's parent."""
+"""Grace period in seconds of a notice after which nothing kills the trainer: a recall, or the end of its parent."""
 
 
 class _Left(NamedTuple):
-    """A notice that is in force. The times of the notice are monotonic seconds."""
+    """A notice that was not withdrawn. Its times are monotonic seconds."""
 
     kind: str
     at: float
@@ -45,17 +44,15 @@ class NoticeBoard:
         self._hints: dict[str, float] = {}
         self._is_held = False
         self.zone: str | None = None
-        """Zone of this machine; None until the cloud's metadata service was asked."""
+        """Zone of this machine. Before the first answer of the cloud's metadata service, the value is None."""
         self._withdrawing = threading.Lock()
         self.phase_of: Callable[[], str | None] = lambda: None
-        """A function that returns the current phase of the attempt. It only reads, because a signal handler may call
-        it."""
+        """A function that returns the attempt's current phase. It must only read, because a signal handler calls it."""
 
     def leave(self, kind: str, *, grace_seconds: float) -> None:
-        """Record that this process will be killed in `grace_seconds`. The method uses no lock, no log, and no input or
-        output.
+        """Record that this process will be killed in `grace_seconds`. Use no locks, logs, input or output.
 
-        A second notice of the same kind counts only if its deadline is earlier.
+        If the board has a notice of this kind, only an earlier deadline replaces its deadline.
         """
         at = self._clock.monotonic()
         known = self._left.get(kind)
@@ -67,7 +64,7 @@ class NoticeBoard:
     def restate(self, kind: str, *, grace_seconds: float) -> None:
         """Record the provider's newest deadline, which may be later than the previous one.
 
-        If the notices are held, a later deadline is ignored. A signal handler must not call this method.
+        After `hold`, ignore a later deadline. A signal handler must not call this method.
         """
         at = self._clock.monotonic()
         with self._withdrawing:
@@ -78,19 +75,23 @@ class NoticeBoard:
                 self._left[kind] = known._replace(kill_at=at + grace_seconds)
 
     def withdraw(self, kind: str) -> bool:
-        """Remove the notice of this kind, unless notices are held. Return True if a notice was removed. A signal
-        handler must not call this method."""
+        """Remove the notice of this kind, except after `hold`. Return True if a notice was removed.
+
+        A signal handler must not call this method.
+        """
         with self._withdrawing:
             return not self._is_held and self._left.pop(kind, None) is not None
 
     def hold(self) -> None:
-        """From now on, keep every notice, because the attempt ends on a notice. A signal handler must not call this
-        method."""
+        """From now on, keep every notice, because the attempt ends on a notice.
+
+        A signal handler must not call this method.
+        """
         with self._withdrawing:
             self._is_held = True
 
     def read(self) -> Notice | None:
-        """Return the notice with the nearest deadline; None if there is no notice."""
+        """Return the notice with the nearest deadline. If there is no notice, return None."""
         nearest = self._nearest()
         if nearest is None:
             return None
@@ -100,19 +101,21 @@ class NoticeBoard:
         return self._notice(nearest.kind, at=nearest.at, grace_seconds=grace_seconds, phase=nearest.phase)
 
     def nearest(self) -> tuple[str, float] | None:
-        """Return the kind and the remaining seconds of the notice with the nearest deadline; None if there is no
-        notice."""
+        """Return the kind and the remaining seconds of the notice with the nearest deadline.
+
+        If there is no notice, return None.
+        """
         nearest = self._nearest()
         return None if nearest is None else (nearest.kind, nearest.kill_at - self._clock.monotonic())
 
     def seconds_left(self) -> float | None:
-        """Known seconds until this process will be killed; None if there is no notice."""
+        """Return the number of seconds until this process will be killed. If there is no notice, return None."""
         nearest = self.nearest()
         return None if nearest is None else nearest[1]
 
     @property
     def first_kind(self) -> str | None:
-        """Kind of the first notice; None if there is no notice."""
+        """Kind of the first notice. If there is no notice, the value is None."""
         first = min(list(self._left.values()), key=lambda left: left.at, default=None)
         return None if first is None else first.kind
 
@@ -126,7 +129,10 @@ class NoticeBoard:
         return not self._left and not self._hints
 
     def take_hints(self) -> list[Notice]:
-        """Return the hints since the last call. The grace period of a hint is infinite, because no end is known."""
+        """Return the hints since the last call.
+
+        The grace period of a hint is infinite, because a hint has no deadline.
+        """
         taken = [(kind, self._hints.pop(kind)) for kind in list(self._hints)]
         return [self._notice(kind, at=at, grace_seconds=math.inf) for kind, at in taken]
 

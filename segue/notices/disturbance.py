@@ -1,7 +1,7 @@
-"""The disturbances of a drill. A disturbance is a request in the store. A segment that finds the request kills its
-trainer, or gives the trainer a notice.
+"""The disturbances of a drill. A disturbance is a request in the store, at which a segment kills its trainer, or gives
+the trainer a notice.
 
-Segments look for these requests only if the run spec has `continuity.disturbable`.
+If the run spec sets `continuity.disturbable`, segments check for requests.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class DisturbanceKind(StrEnum):
 
 
 class Disturbance(Record):
-    """A request to end an attempt in the same way as a provider."""
+    """A request to end an attempt as a provider would end it."""
 
     kind: DisturbanceKind = Field(description="kill: SIGKILL to the whole process group; notice: SIGTERM.")
     requested_at: AwareDatetime
 
 
 def request_disturbance(store: Store, request: Disturbance, *, run_id: str, attempt_id: str) -> None:
-    """Request a disturbance of an attempt. If there are several requests for one attempt, only the first counts.
+    """Request a disturbance of an attempt. If the attempt already has a request, the store keeps the first request.
 
     Raises:
         StoreWriteError: it is unknown whether the request was stored; a retry is safe.
@@ -40,7 +40,7 @@ def request_disturbance(store: Store, request: Disturbance, *, run_id: str, atte
 
 
 def requested_disturbance(store: Store, *, run_id: str, attempt_id: str) -> Disturbance | None:
-    """Return the requested disturbance of an attempt; None if there is no request.
+    """Return the requested disturbance of an attempt. If there is no request, return None.
 
     Raises:
         StoreReadError: the store could not be read; try again later.

@@ -1,4 +1,4 @@
-"""Notices of GCE. They are preemptions of spot machines, from the metadata server."""
+"""Reads notices of GCE: preemptions of spot machines, from the metadata server."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from segue.notices.metadata_client import LINK_LOCAL, OK, MetadataService
 _ADDRESS_VARIABLE = "GCE_METADATA_HOST"
 _FLAVOR = {"Metadata-Flavor": "Google"}
 _GRACE_SECONDS = 30.0
-"""Longest time from the change of the value to the end of the machine, in seconds."""
+"""Longest time in seconds from the change of `preempted` to the end of the machine."""
 _WAIT_SECONDS = 20
-"""Seconds for which the server delays its answer while the value does not change."""
+"""Seconds for which the server delays its answer while `preempted` does not change."""
 _ANSWER_SECONDS = 5.0
 
 
 class GceWatcher:
-    """A watcher that waits for a change of the value `preempted`. The server answers immediately after the change."""
+    """Waits for a change of the value `preempted`. The server answers immediately after the change."""
 
     name: ClassVar[str] = "gce"
     period_seconds: ClassVar[float] = 1.0  # A change in between is answered at once, because the etag differs.
 
     def __init__(self, clock: Clock, environ: Mapping[str, str]) -> None:
-        """`environ` may contain the variable with which Google's own libraries find the server, as host or
-        host:port."""
+        """`environ` may contain the variable with which Google's libraries find the server, as host or host:port."""
         # The server is named by its address, because on other machines the look-up of metadata.google.internal may
         # block for many seconds.
         host = environ.get(_ADDRESS_VARIABLE)
@@ -45,7 +44,7 @@ class GceWatcher:
         return answer.text.strip().rpartition("/")[2] if answer.status == OK else ""
 
     def poll(self, board: NoticeBoard) -> None:
-        """Read the value. From the second call on, wait up to 20 s for a change."""
+        """Read `preempted`. From the second call on, wait up to 20 s for a change."""
         query: dict[str, str | int] = {}
         if self._etag is not None:
             query = {"wait_for_change": "true", "timeout_sec": _WAIT_SECONDS, "last_etag": self._etag}

@@ -38,10 +38,10 @@ class MetadataService:
     def request(
         self, path: str, *, headers: Mapping[str, str], method: str = "GET", timeout_seconds: float = _ANSWER_SECONDS
     ) -> MetadataAnswer:
-        """Send one request. `timeout_seconds` limits each single wait: to connect, and for each part of the answer.
+        """Send one request. `timeout_seconds` limits the connection, and the wait for each part of the answer.
 
         Raises:
-            MetadataServiceError: there was no answer, or the answer is not HTTP or much too long.
+            MetadataServiceError: the service did not answer, or its answer is not HTTP or is longer than 1 MiB.
         """
         url = f"{self.base_url}{path}"
         try:
@@ -77,7 +77,7 @@ class MetadataService:
         return found
 
     def require_ok(self, answer: MetadataAnswer) -> None:
-        """Raise an error unless the answer is successful.
+        """Raise an error if the answer has an error status.
 
         Raises:
             MetadataServiceError: the answer has an error status.
@@ -97,8 +97,7 @@ class CloudWatcher(Protocol):
     period_seconds: ClassVar[float]
 
     def is_here(self, *, timeout_seconds: float) -> bool:
-        """Whether this provider's service answers on this machine. Another provider's service at the same address does
-        not count.
+        """Whether this provider's service answers on this machine, and not another provider's service.
 
         Raises:
             MetadataServiceError: no service has answered.
@@ -106,7 +105,7 @@ class CloudWatcher(Protocol):
         ...
 
     def zone(self) -> str:
-        """Return the zone of this machine; empty if the service names none.
+        """Return the zone of this machine. If the service names no zone, return an empty text.
 
         Raises:
             MetadataServiceError: the service could not be read.
@@ -123,7 +122,7 @@ class CloudWatcher(Protocol):
 
 
 def _connection(url: str, timeout_seconds: float) -> tuple[HTTPConnection, str]:
-    """Return a connection that is not open yet, and the path to request."""
+    """Return an unopened connection, and the path to request."""
     # http.client reads no proxy settings: a proxy would answer for its own machine, or not at all.
     parts = urlsplit(url)
     if parts.hostname is None:

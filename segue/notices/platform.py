@@ -17,8 +17,7 @@ from segue.notices.metadata_client import CloudWatcher
 log = logging.getLogger(__name__)
 
 FIND_SECONDS = 1.0
-"""Longest time of the search for the platform, in seconds. A metadata service is near the machine and answers within
-milliseconds."""
+"""Longest time of the search for the platform, in seconds. A nearby metadata service answers within milliseconds."""
 
 
 def cloud_watcher(name: str, clock: Clock, *, environ: Mapping[str, str] = os.environ) -> CloudWatcher:
@@ -29,9 +28,9 @@ def cloud_watcher(name: str, clock: Clock, *, environ: Mapping[str, str] = os.en
 def find_platform(
     clock: Clock, *, environ: Mapping[str, str] = os.environ, limit_seconds: float = FIND_SECONDS
 ) -> CloudWatcher | None:
-    """Return the watcher of the provider whose service answers here; None if no service or several services answer.
+    """Return the watcher of the provider whose service answers here. If none or several answer, return None.
 
-    The call blocks for at most `limit_seconds`. It sends a request to all services at the same time, each in its own
+    The call blocks for at most `limit_seconds`. It sends a request to all services at once, each from a separate
     thread. A thread may run longer than the search.
     """
     known = _known(clock, environ)

@@ -1,5 +1,4 @@
-"""The recall of an attempt. Through an object in the store, the controller requests that an attempt commits and
-stops."""
+"""The recall of an attempt: the controller requests through the store that an attempt commits and stops."""
 
 from __future__ import annotations
 
@@ -10,8 +9,9 @@ from segue.stores.base import Store
 
 
 def recall(store: Store, *, run_id: str, attempt_id: str, reason: str) -> None:
-    """Request that an attempt commits at its next safe point and ends with stop reason `bound`. The attempt may be on
-    another machine.
+    """Request that an attempt commits at its next safe point and ends with the stop reason `bound`.
+
+    The attempt may run on another machine.
 
     Raises:
         StoreWriteError: the request was not stored.
@@ -20,13 +20,13 @@ def recall(store: Store, *, run_id: str, attempt_id: str, reason: str) -> None:
 
 
 class RecallWatcher:
-    """A watcher that detects a recall of one attempt."""
+    """Watches the store for a recall of one attempt."""
 
     def __init__(self, store: Store, *, run_id: str, attempt_id: str) -> None:
         self._store, self._key = store, keys.recall_key(run_id, attempt_id)
 
     def poll(self, board: NoticeBoard) -> None:
-        """Check once whether there is a recall. If there is a recall, leave a notice.
+        """Check the store once. If there is a recall, leave a notice.
 
         Raises:
             StoreReadError: the store could not be read; try again later.

@@ -1,5 +1,4 @@
-"""Notices from signals. The signals are SIGTERM, SIGINT (Ctrl-C), and SIGUSR1, which Slurm sends before the end of a
-job."""
+"""Notices from signals: SIGTERM, SIGINT (Ctrl-C), and SIGUSR1, which Slurm sends before the end of a job."""
 
 from __future__ import annotations
 
@@ -10,15 +9,15 @@ from types import FrameType
 from segue.notices.board import NoticeBoard
 
 KINDS = {signal.SIGTERM: "sigterm", signal.SIGINT: "sigint", signal.SIGUSR1: "sigusr1"}
-"""The signals, each with the kind of its notice."""
+"""Maps each signal to the kind of its notice."""
 
 
 class SignalNotices:
-    """An object that leaves a notice on the board for each signal that this process gets."""
+    """Leaves a notice on the board for each signal that this process receives."""
 
     def __init__(self, board: NoticeBoard, *, grace_seconds: float, usr1_seconds: float | None = None) -> None:
-        """`usr1_seconds` is the time from SIGUSR1 to the kill. If it is None, the time is `grace_seconds`, which is
-        also the time for the other signals."""
+        """`usr1_seconds` is the time from SIGUSR1 to the kill. If it is None, and for other signals, the time is
+        `grace_seconds`."""
         self._board = board
         self._process: int | None = None
         self._seconds = dict.fromkeys(KINDS, grace_seconds)
@@ -26,8 +25,10 @@ class SignalNotices:
             self._seconds[signal.SIGUSR1] = usr1_seconds
 
     def listen(self) -> None:
-        """Install handlers, so that the signals leave notices instead of ending this process. Only the main thread may
-        call this method."""
+        """Install handlers, so that the signals leave notices and do not end this process.
+
+        Only the main thread may call this method.
+        """
         self._process = os.getpid()
         for number in KINDS:
             signal.signal(number, self._on_signal)

@@ -1,6 +1,6 @@
-"""Watchers. A watcher polls one source of notices, in a separate thread and with a separate period.
+"""Polls the sources of notices, each in a separate thread with its own period.
 
-`watchers_of` lists all watchers. A slow source delays neither other sources nor the heartbeat.
+`watchers_of` lists all watchers. A slow source delays neither the other sources nor the heartbeat.
 """
 
 from __future__ import annotations
@@ -27,49 +27,51 @@ log = logging.getLogger(__name__)
 
 
 class OrphanWatcher:
-    """A source that detects the end of this process's parent, or the end of the process that started all ranks."""
+    """Detects the end of this process's parent, or the end of the process that started all ranks."""
 
     def __init__(self, owner: ProcessRef | None = None, *, parent: Parent | None = None) -> None:
         """If the parent may have ended before this call, pass `parent`."""
         self._parent, self._owner = parent or Parent(), owner
 
     def poll(self, board: NoticeBoard) -> None:
-        """Check once whether both processes run, and leave a notice if one has ended."""
+        """Check both processes once. If one has ended, leave a notice."""
         is_owned = self._owner is None or self._owner.is_alive()
         if not self._parent.is_alive() or not is_owned:
             board.leave("orphaned", grace_seconds=NO_KILL_COMING_SECONDS)
 
 
 class FileWatcher:
-    """A source that watches a path. If a file appears at this path, the file is a notice."""
+    """Watches a path. A file at this path is a notice."""
 
     def __init__(self, path: Path, *, grace_seconds: float) -> None:
         self._path, self._grace_seconds = path, grace_seconds
 
     def poll(self, board: NoticeBoard) -> None:
-        """Check once whether the file exists. If it exists, leave a notice."""
+        """Check the path once. If the file exists, leave a notice."""
         if self._path.exists():
             board.leave("file", grace_seconds=self._grace_seconds)
 
 
 _LOCAL_PERIOD_SECONDS = 1.0
-"""Longest period for polling a source on this machine, in seconds."""
+"""Longest period in seconds between two polls of a source on this machine."""
 _END_SECONDS = 1.0
-"""Seconds for which an attempt that ends waits for an unfinished poll of a source."""
+"""Seconds for which the end of an attempt waits for an unfinished poll."""
 
 
 class NoticeSource(Protocol):
-    """A source of notices that is polled."""
+    """A source of notices that a watcher polls."""
 
     def poll(self, board: NoticeBoard) -> None:
-        """Check once, and leave a notice if there is one. If this method raises an error, the next poll comes after the
-        period."""
+        """Check the source once, and leave a notice if there is one.
+
+        If this method raises an error, the watcher polls again after the period.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Watcher:
-    """A source of notices, and the period for polling it."""
+    """A source of notices, and the period between two polls."""
 
     name: str
     source: NoticeSource
@@ -85,7 +87,7 @@ class Watcher:
 
 @dataclass(frozen=True)
 class Search:
-    """A watcher that must be found first. The search runs in the watcher's thread."""
+    """A search for a watcher, which runs in the watcher's thread."""
 
     name: str
     find: Callable[[], Watcher | None]
@@ -101,8 +103,10 @@ def watchers_of(
     clock: Clock,
     parent: Parent | None = None,
 ) -> list[Watcher | Search]:
-    """Return the watchers of one attempt from its run spec. Signals need no watcher, because their handler leaves the
-    notice."""
+    """Return the watchers of one attempt, as its run spec requires.
+
+    Signals need no watcher, because their handler leaves the notice.
+    """
     beat = spec.liveness.heartbeat_seconds
     local = min(beat, _LOCAL_PERIOD_SECONDS)
     watchers: list[Watcher | Search] = [
@@ -119,7 +123,7 @@ def watchers_of(
 
 @contextmanager
 def watching(watchers: Iterable[Watcher | Search], board: NoticeBoard) -> Iterator[None]:
-    """Poll every watcher during the block. At the end of the block, wait briefly for unfinished polls."""
+    """Poll every watcher while the block runs. At the end of the block, wait briefly for unfinished polls."""
     stop = threading.Event()
     threads = {
         threading.Thread(target=_work, args=(watcher, board, stop), name=f"segue-{watcher.name}", daemon=True): watcher

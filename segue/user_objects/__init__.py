@@ -1,4 +1,4 @@
-"""Reads attributes of the user's objects. The objects may raise any exception when an attribute is read.
+"""Reads attributes of the user's objects, which may raise any exception during the read.
 
 `hasattr` and `getattr` handle only AttributeError, so a `__getattr__` that raises KeyError would end a run.
 """
@@ -25,7 +25,7 @@ _METRIC_WORDS = frozenset(
 
 
 def attribute(value: Any, name: str, default: Any = None) -> Any:
-    """Return an attribute. Return the default if the attribute is missing or if reading it raises an exception."""
+    """Return an attribute. If it is missing, or if reading it raises an exception, return the default."""
     try:
         return getattr(value, name, default)
     except Exception:  # A property or a `__getattr__` of the user raised; the attribute counts as missing.
@@ -33,9 +33,9 @@ def attribute(value: Any, name: str, default: Any = None) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """Return the text of an object.
+    """Return the text of an object. If `str` raises an exception, return a text with the object's class.
 
-    If `str` raises an exception, return the object's class. Even an exception of the user may raise in `str`.
+    Even an exception of the user may raise an exception in `str`.
     """
     try:
         return str(value)
@@ -54,7 +54,7 @@ def in_words(value: object) -> str:
 
 
 def settings_shown(module: Any) -> str:
-    """Return the settings of a module from its `extra_repr`. The text is empty if `extra_repr` raises an exception."""
+    """Return the settings of a module from its `extra_repr`. If `extra_repr` raises, return an empty text."""
     try:
         return str(module.extra_repr())
     except Exception:
@@ -74,7 +74,7 @@ def default_arguments(function: types.FunctionType) -> dict[str, Any]:
 
 
 def signature_of(function: Any) -> inspect.Signature | None:
-    """Return the signature of a callable. Return None if the signature cannot be read."""
+    """Return the signature of a callable. If the signature cannot be read, return None."""
     try:
         found = inspect.signature(function)
     except Exception:  # The callable is built in, or it raises when inspect reads its attributes.
@@ -90,7 +90,7 @@ def signature_of(function: Any) -> inspect.Signature | None:
 
 
 def needed_arguments(function: Any) -> tuple[str, ...]:
-    """Return the names of the required arguments of a function. The result is empty if the arguments are not known."""
+    """Return the names of a function's required arguments. If the signature is unknown, the result is empty."""
     signature = signature_of(function)
     if signature is None:
         return ()
@@ -103,10 +103,7 @@ def needed_arguments(function: Any) -> tuple[str, ...]:
 
 
 def can_be_called(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether the function can be called with exactly these arguments.
-
-    The result is True if the function's signature is not known.
-    """
+    """Whether the function accepts exactly these arguments. If its signature is unknown, return True."""
     signature = signature_of(function)
     if signature is None:
         return True
@@ -140,7 +137,7 @@ def step_by_metric(scheduler: Any, metric: float) -> None:
 
 
 def is_users_file(file: str) -> bool:
-    """Whether a source file belongs to the user. Such a file is not installed, and is not part of Python or segue."""
+    """Whether a source file belongs to the user: it is not installed, and is not part of Python or segue."""
     if file.startswith("<frozen "):
         return False  # This is Python's own code, such as the code that runs a script.
     path = str(Path(file))

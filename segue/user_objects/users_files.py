@@ -1,5 +1,5 @@
-"""Files of the user: their place in a traceback, their shortest path, imports from the current folder, and the versions
-of the installed packages that they import."""
+"""Finds the user's files: in a traceback, by the shortest path, and among imported modules. Also finds the versions of
+the installed packages that these files import."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from segue.user_objects import is_users_file
 
 
 def users_line(text: str) -> str:
-    """Return the file, the line and the function of the last frame in the user's own code, from the text of a
-    traceback.
+    """Return the file, the line and the function of the last frame in the user's code, from a traceback's text.
 
-    The result is empty if the text has no frame. If all frames belong to installed packages, the last of these frames
-    is returned.
+    If the text has no frame, the result is empty. If all frames belong to installed packages, use the last of these
+    frames.
     """
     frames = [found.groups() for found in _FRAME.finditer(text) if not found[1].startswith("<")]
     if not frames:
@@ -36,17 +35,14 @@ _FRAME = re.compile(r'^\s*(?:\|\s*)?File "(.+?)", line (\d+)(?:, in (.+))?$', re
 
 
 def short_path(file: Path) -> Path:
-    """Return the path relative to the current folder.
-
-    If the path is outside the current folder, it is returned unchanged.
-    """
+    """Return the path relative to the current folder. If the path is outside of this folder, return it unchanged."""
     here = Path.cwd()
     return file.relative_to(here) if file.is_relative_to(here) else file
 
 
 @contextmanager
 def current_folder_first() -> Iterator[None]:
-    """A block in which imports search the current folder, as with `python -m`.
+    """While the block runs, let imports search the current folder, as with `python -m`.
 
     The folder stays on the search path after the block.
     """
@@ -67,9 +63,9 @@ _MOST_PACKAGES = 50
 
 
 def imported_packages() -> dict[str, str]:
-    """Names and versions of the loaded packages that a file of the user imports, sorted.
+    """Return the sorted names and versions of the loaded packages that a file of the user imports.
 
-    Files that cannot be read are left out.
+    The result ignores files that cannot be read.
     """
     names = {name for file in _files_of_the_user() for name in _imported_in(file)}.difference(_NOT_LOOKED_UP)
     loaded = ((name, sys.modules.get(name)) for name in sorted(names))
@@ -89,7 +85,7 @@ def _files_of_the_user() -> list[str]:
 
 @cache
 def _imported_in(file: str) -> frozenset[str]:
-    """The top-level names of the modules that a file imports, including imports in functions."""
+    """Return the top-level names of the modules that a file imports, including imports in functions."""
     try:
         text = Path(file).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -104,7 +100,7 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _version_of(name: str, module: ModuleType) -> str:
-    """Return the version of a module's package. The text is empty for a module that was not installed."""
+    """Return the version of a module's package. If the module was not installed, return an empty text."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:  # The package has another name than the module, such as PyYAML for yaml.

@@ -1,1 +1,1 @@
-"""Scheduled verification of resumes: two runs of one workload, one of them disturbed, and a history of the outcomes."""
+"""Scheduled verification of resumes: an undisturbed and a disturbed run of one workload, and a history of outcomes."""

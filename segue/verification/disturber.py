@@ -1,7 +1,7 @@
 """Disturbs a run through its store.
 
-The segments carry out the requests for disturbances while the parent trains the run. The moments of the disturbances
-are random, one moment in each of several equal parts of the run.
+While the parent trains the run, the segments find the requests in the store and carry them out. The run is divided into
+equal parts, and each part has one disturbance at a random moment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.25
 _SEGMENT_LOOKS_SECONDS = 0.5
-"""Seconds between two checks of a segment for a request, if the store is on the segment's own machine."""
+"""Seconds between two checks of a segment for a request, if the store is on the segment's machine."""
 _END_SECONDS = 1.5
 """Seconds from the arrival of a request at the segment until the trainer is killed or gets the notice."""
 
@@ -35,13 +35,13 @@ _ENDS_AS = {DisturbanceKind.KILL: StopReason.LOST, DisturbanceKind.NOTICE: StopR
 
 
 def latency_seconds(spec: RunSpec) -> float:
-    """Longest usual time in seconds from the planned moment of a disturbance to the end of the attempt."""
+    """Return the longest usual time in seconds from the planned moment of a disturbance to the end of the attempt."""
     beat = spec.liveness.heartbeat_seconds
     return beat + 2 * max(beat if spec.store.is_remote else 0.0, _SEGMENT_LOOKS_SECONDS) + _END_SECONDS
 
 
 class Disturber:
-    """Requests each disturbance at its planned moment. Requests from before the start of this object also count."""
+    """Requests each disturbance at its planned moment, and takes requests of earlier processes into account."""
 
     def __init__(self, runlog: RunLog, spec: RunSpec, moments: Sequence[Moment], *, clock: Clock) -> None:
         self._runlog, self._spec, self._clock = runlog, spec, clock
@@ -50,7 +50,7 @@ class Disturber:
         self._seen: tuple[str, float] | None = None
 
     def hits(self, history: History) -> dict[str, DisturbanceKind]:
-        """Return the disturbances that ended an attempt on spot, in order, by the id of the attempt.
+        """Return the disturbances that each ended an attempt on spot, in order, by the attempt's id.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -68,7 +68,7 @@ class Disturber:
         return found
 
     def look(self) -> None:
-        """Request the next disturbance if the next disturbance is due.
+        """If the next disturbance is due, request it.
 
         Raises:
             StoreReadError, StoreWriteError: the store failed. It is safe to call the method again.
@@ -129,7 +129,7 @@ def disturbing(disturber: Disturber, spec: RunSpec) -> Iterator[None]:
 
 
 class Moment(NamedTuple):
-    """The moment of a disturbance, as a delay after the run was first seen at a step."""
+    """The moment of a disturbance: a delay after the disturber first sees the run at a step."""
 
     kind: DisturbanceKind
     step: int
@@ -138,7 +138,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Pace:
-    """The speed of the undisturbed run."""
+    """The steps, the step time and the save interval of the undisturbed run."""
 
     first_commit_step: int
     last_step: int
@@ -147,7 +147,7 @@ class Pace:
 
     @classmethod
     def of(cls, history: History) -> Self:
-        """The pace of a run that has ended."""
+        """Return the pace of a run that has ended."""
         reports = history.last_reports()
         seconds, steps = sum(r.train_seconds for r in reports), sum(r.train_steps for r in reports)
         saves = [checkpoint.manifest.step for checkpoint in history.checkpoints]
@@ -162,12 +162,10 @@ class Pace:
 def moments(
     kinds: Sequence[DisturbanceKind], pace: Pace, *, latency_seconds: float, chance: random.Random
 ) -> tuple[Moment, ...]:
-    """Return one moment for each kind of disturbance, in random order, after the first commit and before the end of the
-    run.
+    """Return one moment for each disturbance, in random order, between the first commit and the end of the run.
 
-    The step of a run is only seen at heartbeats. A random delay spreads the moments over the time between two
-    heartbeats, in which saves, seals and evaluations happen. A request takes `latency_seconds` until a segment carries
-    it out.
+    Heartbeats show the step of a run only at intervals. A random delay spreads the moments over the time between two
+    heartbeats, in which saves, seals and evaluations happen. A segment carries out a request after `latency_seconds`.
     """
     order = chance.sample(list(kinds), len(kinds))
     count = max(len(order), 1)

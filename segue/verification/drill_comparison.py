@@ -48,32 +48,26 @@ class Resume(Value):
 
     @property
     def is_sound(self) -> bool:
-        """Whether no problem with the resume is known.
-
-        The comparison of the final states covers steps that were not replayed.
-        """
+        """Whether the resume has no known problem. The comparison of the final states covers steps without a replay."""
         kind = self.verdict.kind
         is_excused = kind is VerdictKind.UNVERIFIED and self.excuse is not None
         return not self.lost and (kind in _PROVEN or is_excused)
 
     @property
     def lost(self) -> tuple[Finding, ...]:
-        """Values that the training carries from step to step and that the resume lost.
-
-        The resume may lose such values even if the steps are equal.
-        """
+        """Values that training carries from step to step and that the resume lost, even if the steps are equal."""
         return tuple(finding for finding in self.verdict.findings if finding.channel == CARRIED)
 
     @property
     def sentence(self) -> str:
-        """The verdict in words. If no step was compared, the sentence contains the reason."""
+        """A sentence with the verdict. If no step was compared, the sentence contains the reason."""
         return self.verdict.sentence + (f" ({self.excuse})" if self.excuse is not None else "")
 
 
 def resumes_of(history: History, hits: Mapping[str, DisturbanceKind]) -> tuple[Resume, ...]:
     """Return every resume of a run.
 
-    `hits` contains the disturbances, by the id of the attempt that each disturbance ended.
+    `hits` maps the id of each disturbed attempt to the disturbance that ended the attempt.
     """
     numbers = {attempt.claim.attempt_id: number for number, attempt in enumerate(history.attempts)}
     found = []
@@ -107,7 +101,7 @@ def _excuse(history: History, entry: VerdictEntry) -> str | None:
 def differing(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
     """Return the names of the components in which two checkpoints differ.
 
-    Settings that may differ between processes are not compared. The position in the data is compared.
+    The comparison includes the position in the data, but not the settings that may differ between processes.
     """
     names = one.manifest.components.keys() | other.manifest.components.keys()
     pairs = ((name, one.manifest.components.get(name), other.manifest.components.get(name)) for name in names)
@@ -115,11 +109,9 @@ def differing(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
 
 
 def differing_before(undisturbed: History, disturbed: History) -> tuple[int, tuple[str, ...]] | None:
-    """Return the first step that both runs committed before the first disturbance, and the components that differ at
-    this step.
+    """Return the first step that both runs committed before a disturbance, and the components that differ there.
 
-    Return None if the runs are equal at this step, or if the first attempt of the disturbed run has not committed such
-    a step.
+    If the runs are equal at this step, or if the disturbed run's first attempt committed no such step, return None.
     """
     if not disturbed.attempts:
         return None
@@ -135,12 +127,12 @@ def differing_before(undisturbed: History, disturbed: History) -> tuple[int, tup
 
 
 def has_noise(component: str) -> bool:
-    """Whether kernel noise can make a component differ. This is so if the component has floats that steps compute."""
+    """Whether kernel noise can change a component, because the component contains floats that steps compute."""
     return component not in _WITHOUT_FLOATS and not component.startswith(("rng.", "data.", "setup."))
 
 
 def worst(resumes: Sequence[Resume]) -> VerdictKind:
-    """Return the worst verdict of the resumes that were compared. Return unverified if no resume was compared."""
+    """Return the worst verdict of the compared resumes. If no resume was compared, return unverified."""
     kinds = (resume.verdict.kind for resume in resumes if resume.excuse is None)
     return min(kinds, key=_ORDER.index, default=VerdictKind.UNVERIFIED)
 
@@ -148,10 +140,9 @@ def worst(resumes: Sequence[Resume]) -> VerdictKind:
 def problems_of(
     resumes: Sequence[Resume], components: Sequence[str], *, of_folder: Sequence[str] = ()
 ) -> tuple[Problem, ...]:
-    """Return one problem for each resume that is not sound, and then one problem for each component that differs at the
-    end.
+    """Return one problem for each unsound resume, then one for each component that differs in the final states.
 
-    `of_folder` contains the files of a framework's checkpoint that differ, with the entries that differ.
+    `of_folder` contains sentences about differences between the two folders of a framework's checkpoint.
     """
     found: dict[str, Problem] = {}
     for resume in resumes:

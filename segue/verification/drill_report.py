@@ -1,7 +1,4 @@
-"""The report of `segue drill`.
-
-The drill makes two runs on one machine: one undisturbed run, and one run with kills and notices.
-"""
+"""The report of `segue drill`, which makes an undisturbed run, and a run with kills and notices, on one machine."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from segue.verification.drill_comparison import Problem, Resume, has_noise, prob
 _ROOM = "raise --steps, because commits and disturbances need some steps between them."
 _FIX = " Fix: "
 _LEAST_STEPS = 12
-"""Smallest number of steps that a drill can disturb."""
+"""Smallest number of steps for which a drill can plan disturbances."""
 _MOST_FILES = 3
 
 
@@ -32,7 +29,7 @@ class DrillReport(Record):
     resumes: tuple[Resume, ...] = Field((), description="All resumes with their verdicts, in order of time.")
     differing: tuple[str, ...] = Field((), description="Components in which the two final checkpoints differ.")
     of_folder: tuple[str, ...] = Field(
-        (), description="Files of a framework's checkpoint in which the two final states differ, with their entries."
+        (), description="Files of a framework's checkpoint that differ in the final states, with these entries."
     )
     noise: dict[str, float] = Field(
         default_factory=dict,
@@ -48,7 +45,7 @@ class DrillReport(Record):
     )
     reached: int = Field(0, ge=0, description="Step at which the undisturbed run ended; 0 if unknown.")
     apart_from: int | None = Field(
-        None, description="First step that both runs committed, if the runs already differ there without a disturbance."
+        None, description="First step that both runs committed, if the runs differ at this step before any disturbance."
     )
     shared: tuple[str, ...] = Field(
         (), description="Files that the undisturbed run wrote to the working folder and the disturbed run found there."
@@ -62,42 +59,39 @@ class DrillReport(Record):
 
     @property
     def passed(self) -> bool:
-        """Whether there were resumes after each kind of disturbance, and all resumes continued the run."""
+        """Whether the run resumed after each kind of disturbance, and each resume continued the run correctly."""
         was_disturbed = self.kills + self.notices > 0 and not self.missed
         is_sound = bool(self.resumes) and all(resume.is_sound for resume in self.resumes)
         return was_disturbed and self.ends_alike and is_sound and not self._lacks_replay
 
     @property
     def ends_alike(self) -> bool:
-        """Whether the final states are equal, or differ only because kernels are not deterministic."""
+        """Whether the final states are equal, or differ only by kernel noise."""
         is_noisy = bool(self.noise) and self.ended == "finished" and all(map(has_noise, self.differing))
         return self.unreproducible is None and (self.identical or is_noisy)
 
     @property
     def _lacks_replay(self) -> bool:
-        """Whether there were kills, but no step could be compared after any kill.
-
-        After a notice, no step can be compared either.
-        """
+        """Whether there were kills, but no resume replayed a step. After a notice, there are no steps to replay."""
         return self.kills > 0 and not any(resume.verdict.rows_compared for resume in self.resumes)
 
     @property
     def is_broken(self) -> bool:
         """Whether a resume is broken or the final states differ.
 
-        If this is False, a drill that did not pass proves nothing.
+        If the drill neither passed nor is broken, it proves nothing.
         """
         return self.verdict is VerdictKind.BROKEN or not (self.ends_alike or self.unreproducible is not None)
 
     @property
     def disturbances(self) -> str:
-        """The disturbances in words, such as `2 kills and 1 notice`."""
+        """A text with the disturbances, such as `2 kills and 1 notice`."""
         counts = {"kill": self.kills} | ({"notice": self.notices} if self.notices else {})
         return " and ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in counts.items())
 
     @property
     def outcome(self) -> str:
-        """The comparison of the two runs in one sentence."""
+        """A sentence with the result of the comparison of the two runs."""
         if self.ended != "finished":
             return f"the disturbed run did not finish ({self.ended.partition(_FIX)[0].rstrip('.')})"
         if not self.kills and not self.notices:
@@ -112,7 +106,7 @@ class DrillReport(Record):
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """The reasons why the drill did not pass, each with its fix. The list is empty if the drill passed."""
+        """The reasons why the drill did not pass, each with its fix. If the drill passed, there are none."""
         if self.passed:
             return ()
         is_explained = (self.ends_alike and not self.identical) or self.unreproducible is not None
@@ -137,7 +131,7 @@ class DrillReport(Record):
 
     @property
     def room(self) -> str:
-        """The fix for a drill in which a disturbance hit no attempt."""
+        """The fix if a disturbance ended no attempt."""
         if not 0 < self.reached < self.steps:
             return _ROOM
         ends = f"the script ends by itself at step {self.reached}, and disturbances are planned over all --steps"
@@ -147,7 +141,7 @@ class DrillReport(Record):
 
     @property
     def _elsewhere(self) -> Problem:
-        """The problem that the runs wrote files which a resume on another machine does not find."""
+        """The problem that a resume on another machine does not find files that the runs wrote."""
         files = " and ".join(self.hidden[:_MOST_FILES])
         sentence = f"the last resume was made as on another machine, without these files of the script: {files}"
         fix = "keep the data of these files in the run's state, by run.track() or run.commit_folder()"
@@ -155,7 +149,7 @@ class DrillReport(Record):
 
     @property
     def _unlike(self) -> Problem:
-        """The problem that the two runs differed before the first disturbance."""
+        """The problem that the two runs already differed before the first disturbance."""
         names = ", ".join(self.differing)
         sentence = f"the two runs already differ in {names} at step {self.apart_from}, before the first disturbance"
         fix = "seed everything that draws random numbers, and let no number depend on the time or the process"

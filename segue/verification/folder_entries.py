@@ -18,11 +18,14 @@ from segue.continuity.recipe_diff import differences
 _MOST_SHOWN, _MOST_CHARACTERS = 3, 60
 _STRINGS = ("BINUNICODE", "SHORT_BINUNICODE", "UNICODE", "BINUNICODE8", "SHORT_BINSTRING", "BINSTRING")
 _STORAGE = "storage"
-"""Torch's mark of a tensor in a pickle. The next string is the number of the zip member with the tensor's bytes."""
+"""The string that torch writes before a tensor in a pickle.
+
+The next string is the number of the tensor's zip member.
+"""
 
 
 def folder_differences(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> tuple[str, ...]:
-    """Return a few sentences about the differences between two folders. Each folder maps paths to file contents."""
+    """Return a few sentences about the differences between two folders. A mapping of paths to contents is a folder."""
     found: list[str] = []
     for name in sorted(one.keys() | other.keys()):
         if name not in one or name not in other:
@@ -50,16 +53,16 @@ def _members(archive: bytes) -> dict[str, bytes]:
 
 
 class _Value(NamedTuple):
-    """A plain value of a pickle, and the string before the value. In a dict, this string is the key of the value."""
+    """A plain value in a pickle, and the string before the value, which is the value's key in a dict."""
 
     key: str
     shown: str
     text: str | None
-    """The value if it is a string, else None."""
+    """The value, if it is a string. For other values, the text is None."""
 
 
 def _of_torch(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> Iterator[str]:
-    """Describe the entries in which two files of `torch.save` differ: strings, numbers and tensors."""
+    """Yield texts about the strings, numbers and tensors in which two files of `torch.save` differ."""
     pickles = one.get("data.pkl", b""), other.get("data.pkl", b"")
     for before, now in zip_longest(*map(_values, pickles)):
         if before != now:
@@ -74,7 +77,7 @@ def _of_torch(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> Iterator[
 
 
 def _values(pickled: bytes) -> Iterator[_Value]:
-    """The plain values in a pickle, in their order."""
+    """Yield the plain values in a pickle, in their order."""
     remembered: dict[int, str | None] = {}
     key, last = "", None
     for operation, argument, _ in pickletools.genops(pickled):
@@ -91,7 +94,7 @@ def _values(pickled: bytes) -> Iterator[_Value]:
 
 
 def _tensors(pickled: bytes) -> dict[str, str]:
-    """The name of each tensor's entry, by the number of the zip member with the tensor's bytes."""
+    """Return the name of each tensor, by the number of the zip member with the tensor's bytes."""
     texts = [value for value in _values(pickled) if value.text is not None]
     pairs = pairwise(texts)
     return {number.text or "": storage.key for storage, number in pairs if storage.text == _STORAGE}

@@ -20,7 +20,7 @@ class _Case(NamedTuple):
     output: str
     problems: tuple[Problem, ...] = ()
     is_error: bool = False
-    """Whether the test case could not be made. The value is False if the case passed or failed."""
+    """Whether the drill could not run the test case. If the case passed or failed, the value is False."""
 
 
 def junit_of(report: DrillReport, *, at: datetime) -> bytes:
@@ -29,7 +29,7 @@ def junit_of(report: DrillReport, *, at: datetime) -> bytes:
 
 
 def junit_of_error(workload: str, message: str, *, fix: str, at: datetime, seconds: float) -> bytes:
-    """The XML of a drill that could not be completed, because its undisturbed run failed."""
+    """Return the XML of a drill that could not be completed, because its undisturbed run failed."""
     problem = Problem(component="undisturbed run", sentence=message, fix=fix)
     return _document(workload, [_Case("undisturbed run", "", (problem,), is_error=True)], seconds=seconds, at=at)
 
@@ -70,7 +70,7 @@ def _document(workload: str, cases: list[_Case], *, seconds: float, at: datetime
 
 
 def _clean(text: str) -> str:
-    """Return the text without the characters that XML 1.0 does not permit. A traceback may contain such characters."""
+    """Return the text with `?` in place of characters that XML 1.0 does not permit. A traceback may contain them."""
     return "".join(letter if letter in "\t\n\r" or _is_permitted(ord(letter)) else "?" for letter in text)
 
 
@@ -79,7 +79,7 @@ def _is_permitted(code: int) -> bool:
 
 
 def summary_of(report: DrillReport) -> str:
-    """The drill as Markdown, for the summary page of a CI job."""
+    """Return the drill as Markdown, for the summary page of a CI job."""
     mark = "passed" if report.passed else ("failed" if report.is_broken else "not proven")
     outcome = inline(f", {report.steps} steps: after {report.disturbances} {report.outcome}.")
     rows = [(number, one.step, one.after, one.sentence) for number, one in enumerate(report.resumes, 1)]
@@ -96,6 +96,6 @@ def summary_of(report: DrillReport) -> str:
 
 
 def summary_of_error(workload: str, message: str, *, fix: str) -> str:
-    """A drill that could not be completed, as Markdown."""
+    """Return a drill that could not be completed as Markdown."""
     said = Markup(f"{code(workload)} fails without a kill: {inline(message.rstrip('.'))}. Fix: {inline(fix)}")
     return f"{blocks(heading('segue drill: not made', level=3), said)}\n"

@@ -18,19 +18,17 @@ _ENDS_AS = {DisturbanceKind.KILL: StopReason.LOST, DisturbanceKind.NOTICE: StopR
 
 
 _SLOW_SECONDS = 2.0
-"""If commits are at least this number of seconds apart, ordinary checks are frequent enough to see the commit of each
-target.
-"""
+"""If commits are this number of seconds apart, the launcher's regular checks are frequent enough for a target."""
 
 _SAVES_UNSEALED = 2
-"""A kill waits at most for this number of saves until steps after a save are known.
+"""Maximum number of saves for which a kill waits until steps after a save are known.
 
 If the run saves at each step, there may be no steps after a save.
 """
 
 
 class Target(NamedTuple):
-    """A disturbance that is due as soon as this step is committed."""
+    """A disturbance that is due after the commit of this step."""
 
     step: int
     kind: DisturbanceKind
@@ -39,9 +37,9 @@ class Target(NamedTuple):
 class LocalDisturber:
     """Ends the trainer by a kill or a notice, at a random moment after the commit of each target.
 
-    Near a target, and while commits are frequent, the trainer runs in slices of milliseconds and is ended between two
-    slices. A fast recipe therefore cannot pass the target even on a busy machine. A kill waits until steps after the
-    newest commit are known, because an earlier kill proves less. The slices do not change the trainer's results.
+    Near a target, and while commits are frequent, the trainer runs in slices of milliseconds, and the disturber ends it
+    between two slices. Therefore a fast recipe cannot pass the target, even on a busy machine. A kill waits until steps
+    after the newest commit are known, because an earlier kill proves less. The slices do not change results.
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class LocalDisturber:
     def _reaches(self, target: Target, trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> bool:
         """Run the trainer in slices up to the target, and leave the trainer frozen at the target.
 
-        Return False if the trainer is slow or has ended.
+        If the trainer is slow or has ended, return False.
         """
         committed, ran_seconds = -1, 0.0
         trainer.freeze()
@@ -114,9 +112,7 @@ class LocalDisturber:
         )
 
     def _repeat_missed(self, history: History) -> None:
-        """If a disturbance came too late because its attempt had already reached a planned end, plan the disturbance
-        again.
-        """
+        """If a disturbance came after the planned end of its attempt, plan the disturbance again."""
         last = next(reversed(self._made), None)
         if last is None or last in self.hits(history):
             return
@@ -124,14 +120,14 @@ class LocalDisturber:
 
     @property
     def is_next_elsewhere(self) -> bool:
-        """Whether the next attempt must find the folder as on another machine, without the files of earlier attempts.
+        """Whether the next attempt must find the folder without the files of earlier attempts, as on another machine.
 
-        The value is true after every second disturbance, including the last disturbance.
+        The value is True after every second disturbance, including the last one.
         """
         return bool(self._made) and len(self._targets) % 2 == 0
 
     def hits(self, history: History) -> dict[str, DisturbanceKind]:
-        """The disturbances that ended an attempt, by the id of the attempt."""
+        """Return the disturbances that each ended an attempt, by the attempt's id."""
         named = ((attempt_id, made.kind, history.attempt_named(attempt_id)) for attempt_id, made in self._made.items())
         return {
             attempt_id: kind
@@ -149,11 +145,11 @@ def is_due(
     witness_steps: int,
     beaten: Callable[[], Sequence[WitnessRow]],
 ) -> bool:
-    """Whether the attempt of a plan must be ended now for this target.
+    """Whether the disturber must end the attempt of a plan now, for this target.
 
-    A kill waits until enough steps after the newest commit are known. The number of steps is the number that a resume
-    compares, or the number between two saves. If a save comes before the previous save is sealed, no sealed steps are
-    left. In this case, the rows of the newest heartbeat are used, which `beaten` returns.
+    A kill waits until enough steps after the newest commit are known. Enough is the number that a resume compares, or
+    the number between two saves. If a save comes before the seal of the previous save, there are no sealed steps. In
+    this case, the function uses the rows of the newest heartbeat, which `beaten` returns.
     """
     newest, attempt = history.newest, history.attempt_of(plan.segment, plan.attempt)
     if newest is None or newest.manifest.step < target.step or attempt is None or newest.ref not in attempt.commits:

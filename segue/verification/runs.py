@@ -1,6 +1,4 @@
-"""Makes the two runs of a scheduled verification from the user's run spec, with other run ids and without a
-deadline.
-"""
+"""Derives the two runs of a scheduled verification from the user's run spec."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from segue.runlog.history import History
 from segue.spec import RunSpec
 
 _LONGEST_BASE = 28
-"""Maximum number of characters of the user's run id in the new run ids. A run id has at most 63 characters."""
+"""Maximum length of the user's run id in the new run ids, because a run id has at most 63 characters."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class DrillRuns:
     """The undisturbed and the disturbed run of one scheduled time."""
 
     spec: RunSpec
-    """The user's run spec, which is verified."""
+    """The user's run spec, which the verification checks."""
     slot: datetime
     undisturbed: RunSpec
     disturbed: RunSpec
@@ -31,9 +29,9 @@ class DrillRuns:
     def of(cls, spec: RunSpec, *, slot: datetime) -> Self:
         """Return the two runs for this scheduled time.
 
-        The same time gives the same run ids, so a verification can continue. Store, pools, staging, save interval, fast
-        folder and all other settings come from `spec`. Both runs stay on spot, because they have no deadline and no
-        limit on preemptions. Neither run is sent to experiment trackers.
+        Equal times give equal run ids, so an interrupted verification can continue. Store, pools, staging, save
+        interval, fast folder and all other settings come from `spec`. Both runs stay on spot, because they have no
+        deadline and no limit on preemptions. segue sends neither run to experiment trackers.
         """
         base = f"{_short(spec.run_id)}-verify-{slot.astimezone(UTC):%Y%m%dt%H%M%S}"
         policy: dict[str, object] = {"name": "spot_only", "parameters": {}, "max_preemptions": None}
@@ -51,5 +49,5 @@ def _short(run_id: str) -> str:
 
 
 def own_preemptions(history: History, disturbances: int) -> int:
-    """Number of preemptions by the pool itself, without the disturbances of the verification."""
+    """Return the number of preemptions by the pool, without the disturbances of the verification."""
     return max(preemptions_of(history) - disturbances, 0)

@@ -1,4 +1,4 @@
-"""Makes a separate, temporary place for test runs: a store, and a folder below the spec's fast folder."""
+"""Provides a temporary store for test runs, and a folder below the spec's fast folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 
 class RunPlace:
-    """The place of test runs: a store, and a folder below the spec's fast folder."""
+    """The store of test runs, and a folder below the spec's fast folder."""
 
     def __init__(self, store: StoreSpec, fast_folder: str | None) -> None:
         self.store, self.fast_folder = store, fast_folder
         self.kept: str | None = None
 
     def keep_if(self, is_kept: bool) -> None:
-        """This event is set if the content of the store is kept after the block."""
+        """If `is_kept` is true, keep the content of the store after the block."""
         self.kept = open_store(self.store).url if is_kept else None
 
 
@@ -32,10 +32,10 @@ class RunPlace:
 def scratch_place(
     spec: RunSpec, *, name: str, folder: Path | None = None, store: StoreSpec | None = None
 ) -> Iterator[RunPlace]:
-    """A block with a place below `store`, in `folder` or in a temporary folder.
+    """Provide a store for test runs below `store`, in `folder` or in a temporary folder.
 
-    After the block, the content of the place is removed unless it is kept. The name of the place's folder or prefix
-    begins with `name`. If this process crashes, the content of the place stays.
+    Unless `keep_if` keeps the content, the end of the block removes it. The name of the folder or prefix begins with
+    `name`. If this process crashes, the content stays.
     """
     name = f"{name}-{uuid.uuid4().hex[:12]}"
     fast = spec.checkpoints.fast_folder
@@ -56,14 +56,14 @@ def scratch_place(
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove empty folders, the innermost folder first. Folders that are in use stay."""
+    """Remove empty folders, the innermost folder first. Keep folders that are not empty."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
 
 
 def _empty(place: RunPlace) -> None:
-    """Remove the objects of the store, unless they are kept. If they cannot be removed, log a warning."""
+    """If the content is not kept, remove the objects of the store. If they cannot be removed, log a warning."""
     if place.kept is not None:
         return
     opened = open_store(place.store)

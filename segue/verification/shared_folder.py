@@ -1,7 +1,4 @@
-"""Watches the working folder that both runs of a drill share.
-
-In this folder, one run may find files of the other run.
-"""
+"""Watches the working folder that both runs of a drill share, where one run may find files of the other run."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ _MOST_KNOWN = 20_000
 
 
 class SharedFolder:
-    """Detects the files of a working folder that change after this object was created."""
+    """Detects files in a working folder that change after the creation of this object."""
 
     def __init__(self, folder: Path | None, *, apart: RunPlace) -> None:
-        """If `folder` is None, nothing is shared. The files of the drill itself, in `apart`, are ignored."""
+        """If `folder` is None, the runs share no folder. The object ignores the drill's own files, in `apart`."""
         store = open_store(apart.store)
         fast = (Path(apart.fast_folder),) if apart.fast_folder is not None else ()
         self._folder, self._apart = folder, (*fast, *((store.root,) if isinstance(store, LocalStore) else ()))
@@ -32,16 +29,13 @@ class SharedFolder:
         self._known = frozenset(_paths_below(folder, apart=self._apart)) if folder is not None else frozenset()
 
     def written(self) -> tuple[str, ...]:
-        """Return the paths, relative to the folder, of files that were written after this object was created."""
+        """Return the paths of files that were written after the creation of this object, relative to the folder."""
         now = self._marks()
         return tuple(sorted(name for name, mark in now.items() if self._before.get(name) != mark))
 
     @contextmanager
     def hiding(self) -> Iterator[HiddenFiles]:
-        """A block in which new files of this folder can be hidden.
-
-        At the end of the block, the hidden files are put back.
-        """
+        """Provide an object that can hide new files of this folder. The end of the block puts the hidden files back."""
         hidden = HiddenFiles(self._folder, self._known, apart=self._apart)
         try:
             yield hidden
@@ -64,15 +58,15 @@ class SharedFolder:
 
 
 class HiddenFiles:
-    """Hides new files of a folder from programs. The folder then looks as if no program had run on this machine.
+    """Hides new files of a folder from programs, as if no program had run on this machine.
 
-    The files are moved to `.segue/drill-<hex>` in the folder. If this process is killed, they stay in this place.
+    Hidden files are in `.segue/drill-<hex>` in the folder. If this process is killed, they stay there.
     """
 
     def __init__(self, folder: Path | None, known: frozenset[Path], *, apart: Sequence[Path]) -> None:
         """`known` contains the paths that existed before.
 
-        In a folder with too many files to list, no file is hidden.
+        If the folder has too many files to list, no file is hidden.
         """
         self._folder, self._known, self._apart = folder, known, apart
         self._hidden: list[Path] = []
@@ -97,7 +91,7 @@ class HiddenFiles:
             self._hidden.append(place)
 
     def put_back(self) -> None:
-        """Move all hidden files back, except the files that were written again in the meantime."""
+        """Move all hidden files back, except files that a program has written again."""
         for place in reversed(self._hidden):
             for path in sorted(place.rglob("*")):
                 here = (self._folder or Path()) / path.relative_to(place)
@@ -116,7 +110,7 @@ class HiddenFiles:
 
 
 def _paths_below(folder: Path, *, apart: Sequence[Path]) -> Iterator[Path]:
-    """Return files and folders below a folder, up to a limit, without hidden files and installed packages."""
+    """Yield the files and folders below a folder, up to a limit, without hidden files and installed packages."""
     places = {place.absolute() for place in apart}
     found = 0
     for here, folders, files in os.walk(folder):

@@ -1,4 +1,4 @@
-"""The exception of the recipe or program in a test run."""
+"""Finds the exception of the recipe or program in a test run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from segue.user_objects.users_files import users_line
 
 
 def failure_in(history: History) -> CodeFailure | None:
-    """The exception of the recipe in the newest attempt that ended by an exception."""
+    """Return the exception of the recipe in the newest attempt that ended with an exception."""
     failures = [report.failure for report in history.last_reports() if report.failure is not None]
     return failures[-1] if failures else None
 
@@ -19,9 +19,9 @@ def is_raised(failure: CodeFailure) -> bool:
 
 
 def failure_in_words(failure: CodeFailure | None) -> str:
-    """Return type, message and line of an exception of the user's code.
+    """Return the type, the message and the line of an exception of the user's code.
 
-    For an error of segue, return its message alone.
+    For an error of segue, return only the message.
     """
     if failure is None:
         return ""

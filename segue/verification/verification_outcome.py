@@ -19,18 +19,18 @@ _ASKED = {DisturbanceKind.KILL: "kill", DisturbanceKind.NOTICE: "notice"}
 
 @dataclass(frozen=True)
 class Found:
-    """The known facts about the two runs."""
+    """The histories of the two runs of a verification, and the disturbances."""
 
     undisturbed: History
     disturbed: History
     hits: Mapping[str, DisturbanceKind]
-    """The disturbances that ended an attempt on spot, by the id of the attempt."""
+    """The disturbances that each ended an attempt on spot, by the attempt's id."""
     said: str | None = None
     """The parent's message about a run that did not finish."""
 
 
 def judge_verification(runs: DrillRuns, found: Found, *, kinds: Sequence[DisturbanceKind]) -> Verification:
-    """Return the outcome of a verification. `kinds` contains the requested disturbances."""
+    """Return the outcome of a verification. `kinds` contains the kinds of requested disturbances."""
     own = resumes_of(found.undisturbed, {})
     resumes = (*own, *resumes_of(found.disturbed, found.hits))
     unfinished = _unfinished(runs, found)
@@ -125,7 +125,7 @@ def _passed(found: Found, resumes: Sequence[Resume], differ: Sequence[str]) -> s
 
 
 def _unfinished(runs: DrillRuns, found: Found) -> dict[str, str]:
-    """The runs that have not reached their goal, each with the reason."""
+    """Return the runs that have not reached their goal, each with the reason."""
     pairs: tuple[tuple[str, RunSpec, History], ...] = (
         ("undisturbed", runs.undisturbed, found.undisturbed),
         ("disturbed", runs.disturbed, found.disturbed),
@@ -158,14 +158,14 @@ def _differing(found: Found) -> tuple[str, ...]:
 
 
 def _is_noise(found: Found, differ: Sequence[str]) -> bool:
-    """Whether kernel noise explains the differences, because replays of the disturbed run from one state differ too."""
+    """Whether kernel noise explains the differences, because the disturbed run's replays from one state also differ."""
     history = found.disturbed
     is_noisy = bool(history.rehearsed_noise) or any(entry.verdict.noise for entry in history.resumes)
     return is_noisy and all(map(has_noise, differ))
 
 
 def _environments_differ(found: Found) -> tuple[str, ...]:
-    """The parts of the environment that are not equal in all attempts of both runs."""
+    """Return the parts of the environment that differ between attempts of the two runs."""
     seen = [a.claim.environment for history in (found.undisturbed, found.disturbed) for a in history.attempts]
     return tuple(dict.fromkeys(name for other in seen[1:] for name in seen[0].differs_from(other)))
 

@@ -1,4 +1,4 @@
-"""The page of a run's verifications, as Markdown, and the event of the newest one. The module is pure."""
+"""Makes the page of a run's verifications, and the event of the newest verification. The module is pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERIFY_FAILED = "segue.verify.failed"
 
 
 def headline(history: Sequence[Verification], *, now: datetime) -> str:
-    """Return one line with the newest outcome, and the time since which all verifications have passed."""
+    """Return one line with the newest outcome, and the time since when all verifications have passed."""
     newest = history[-1]
     streak = green(history, now=now)
     if streak is not None:
@@ -27,9 +27,7 @@ def headline(history: Sequence[Verification], *, now: datetime) -> str:
 
 
 def verifications_page(history: Sequence[Verification], *, store: str, now: datetime) -> str:
-    """Return the page with the newest outcome, its problems with their fixes, its resumes, and the last
-    verifications.
-    """
+    """Return the page: the newest outcome with its problems and resumes, and a table of the last verifications."""
     newest = history[-1]
     problems: list[str] = [f"{problem.sentence.rstrip('.')}. Fix: {problem.fix}" for problem in newest.problems]
     if not newest.is_green:
@@ -63,7 +61,7 @@ def _row(one: Verification) -> tuple[str, ...]:
 
 
 def event_of(history: Sequence[Verification], *, store: str, now: datetime) -> RunEvent:
-    """The event of the newest verification in `history`."""
+    """Return the event of the newest verification in `history`."""
     newest = history[-1]
     first = newest.problems[0] if newest.problems else None
     fix = f". Fix: {first.fix}" if first is not None else ""

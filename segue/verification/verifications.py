@@ -1,6 +1,6 @@
-"""The scheduled verifications of a run: their records, their log in the store, and the removal of their objects.
+"""Defines the scheduled verifications of a run: their records, their log, and the removal of their objects.
 
-The records are written with put-if-absent, like the records of a run's log.
+The log is written with put-if-absent, like a run's log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _DAY_SECONDS = 86_400
 _EARLIER_LOOKED_AT = 5
-"""Number of earlier verifications whose runs are removed. The objects of older verifications are already removed."""
+"""Number of earlier verifications whose runs are removed. Runs of older ones have already been removed."""
 
 
 class Outcome(StrEnum):
@@ -43,8 +43,8 @@ class Outcome(StrEnum):
 class Verification(Record):
     """One verification: an undisturbed and a disturbed run of the same spec, and their comparison."""
 
-    slot: AwareDatetime = Field(description="Scheduled time, which is part of the names of the two runs.")
-    run_id: str = Field(description="Run id of the run spec that was verified.")
+    slot: AwareDatetime = Field(description="Scheduled time, which is part of the run ids of the two runs.")
+    run_id: str = Field(description="Run id in the verified run spec.")
     workload: str
     steps: int = Field(gt=0)
     undisturbed: str = Field(description="Run id of the undisturbed run.")
@@ -73,14 +73,14 @@ class Verification(Record):
 
 @dataclass(frozen=True)
 class Green:
-    """The newest unbroken series of verifications that passed."""
+    """The series of passed verifications up to the newest one."""
 
     since: datetime
     """Scheduled time of the first verification of the series."""
     count: int
     """Number of verifications in the series."""
     days: int
-    """Whole days from the first verification of the series to now."""
+    """Number of whole days since the first verification of the series."""
 
     @property
     def in_words(self) -> str:
@@ -92,7 +92,7 @@ class Green:
 def newest_of_each(recorded: Sequence[Verification]) -> tuple[Verification, ...]:
     """Return the newest record of each scheduled time, in the order of time.
 
-    A continued verification has several records.
+    If a verification was continued, it has several records.
     """
     return tuple(sorted({one.slot: one for one in recorded}.values(), key=lambda one: one.slot))
 
@@ -100,7 +100,7 @@ def newest_of_each(recorded: Sequence[Verification]) -> tuple[Verification, ...]
 def green(history: Sequence[Verification], *, now: datetime) -> Green | None:
     """Return the series of passed verifications at the end of `history` (oldest first).
 
-    Return None if the newest verification did not pass.
+    If the newest verification did not pass, return None.
     """
     passed = []
     for one in reversed(history):
@@ -117,13 +117,13 @@ class VerificationsLog:
     """The verifications of one run's spec in a store."""
 
     def __init__(self, store: Store, run_id: str, *, spec: StoreSpec | None = None, clock: Clock | None = None) -> None:
-        """`spec` is the spec of the store. The key of the spec signs the records, and verifies signed records."""
+        """`spec` is the spec of the store, whose key signs the records and verifies signed records."""
         self.store, self.run_id = store, run_id
         self._log = log_in(store, keys.verifications_folder(run_id), spec or StoreSpec(), clock=clock)
 
     @property
     def log_id(self) -> str:
-        """The unique id of this log. The id is empty while the log has no record."""
+        """The unique id of this log. Before the first record, the id is empty."""
         return self._log.log_id
 
     def read(self) -> tuple[Verification, ...]:
@@ -136,9 +136,9 @@ class VerificationsLog:
         return newest_of_each(tuple(self._records()))
 
     def add(self, verification: Verification) -> tuple[Verification, ...]:
-        """Record a verification, unless an equal verification is the newest of its scheduled time.
+        """Record a verification, and return all verifications.
 
-        Return all verifications.
+        If the newest record of this scheduled time is equal, write no record.
 
         Raises:
             StoreWriteError, StoreReadError: it is not known whether the record was written. It is safe to call the
@@ -161,14 +161,14 @@ class VerificationsLog:
 
 
 class _RecordedError(Exception):
-    """An equal verification is already recorded."""
+    """The log already contains an equal verification."""
 
 
 def tidy(store: Store, history: Sequence[Verification], newest: Verification, *, spec: StoreSpec | None = None) -> None:
     """Remove the checkpoints of a verification that passed, and the runs of earlier verifications that passed.
 
-    The logs and loss curves of the newest verification stay. A second call removes the objects that the first call
-    could not remove.
+    The logs and loss curves of the newest verification stay. If a call cannot remove some objects, a second call
+    removes them.
 
     Raises:
         StoreReadError, StoreWriteError: some objects were not removed. It is safe to call the function again.
