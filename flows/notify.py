@@ -1,4 +1,4 @@
-"""Flow `notify`, which automations run. It tells a person what happened to a run."""
+"""Defines the flow `notify`, with which automations report an event of a run to a person."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from prefect.states import Completed, Failed
 
 @flow(name="notify", flow_run_name="{title}", retries=0, validate_parameters=True, persist_result=False)
 def notify(title: str, text: str, *, block: str | None = None) -> State[Any]:
-    """Show the text as the state of this flow run. If `block` is given, also send the text with this notification
-    block.
-
+    """Show the text as the state of this flow run. If `block` is given, also send the text with this block.
     `block` is the slug of a Prefect block, such as slack-webhook/segue.
     """
     get_run_logger().warning("%s: %s", title, text)

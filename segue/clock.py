@@ -1,4 +1,4 @@
-"""Clocks: the only place in segue that reads the time."""
+"""Clocks. Only this module of segue reads the time."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall-clock time, which people read, and monotonic time, which decisions use."""
+    """Provides wall-clock time, which people read, and monotonic time, which decisions use."""
 
     def now(self) -> datetime:
-        """Wall-clock time, with the time zone UTC."""
+        """Return the wall-clock time in UTC."""
         ...
 
     def monotonic(self) -> float:
         """Return the seconds since an arbitrary start.
 
-        The value never decreases, and means nothing on another machine.
+        The value never decreases. Do not compare it with values of other machines.
         """
         ...
 
@@ -27,7 +27,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The clocks of this machine."""
 
     def now(self) -> datetime:
         return datetime.now(UTC)

@@ -1,8 +1,8 @@
-"""Finds credentials in texts that segue stores or shows.
+"""Finds credentials in texts before segue stores or shows the texts.
 
-A credential is recognized by the form of the value or by its name. The same patterns have two uses: segue refuses to
-store a text with a credential, and segue shows a text without its credentials. A reference to a secret (`$NAME`,
-`env:NAME`) is not a credential.
+The form of a value, or its name, shows that the value is a credential. If a text that segue would store contains a
+credential, segue refuses the text. If segue shows a text, segue first removes its credentials. A reference to a secret
+(`$NAME`, `env:NAME`) is not a credential.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIGNED_QUERY = re.compile(
 _RANDOM_QUERY = {"code", "key", "auth"}
 """Query parameters whose values are often harmless.
 
-The value of such a parameter counts as a credential only if it looks random.
+Only a value that looks random counts as a credential.
 """
 _KNOWN_FORMS = re.compile(
     r"""
@@ -64,7 +64,7 @@ _VALUE = re.compile(
     r"(?:\"(?P<quoted>[^\"]*)\"|'(?P<single>[^']*)'|(?P<bare>\$\([^()]*\)|\$\{[^{}]*\}|[^\s,;&'\"]+))"
 )
 _CODE = re.compile(r"[A-Za-z_][\w.]*[(\[]|[A-Za-z_]+(\.[A-Za-z_]+)+$")
-"""This pattern finds code in place of a value: a call, an index or an attribute, as in `password=load()`."""
+"""This pattern finds code instead of a value: a call, an index or an attribute, as in `password=load()`."""
 
 _SECRET_WORDS = {"password", "passwd", "passphrase", "secret", "credential", "apikey"}
 _SECRET_ENDINGS = (
@@ -79,10 +79,10 @@ _SECRET_PAIRS |= {("auth", "string"), ("basic", "auth")}
 _TOKEN_OF = {"access", "api", "auth", "bearer", "refresh", "session", "hf", "tracking", "wandb", "hub", "huggingface"}
 _TOKEN_OF |= {"github", "gitlab", "slack", "bot", "openai", "jwt", "sas", "security", "personal", "deploy", "neptune"}
 _TOKEN_OF |= {"comet", "vault", "npm", "pypi", "registry", "influx", "prefect", "service", "id"}
-"""Words before `token` in the name of a secret; `pad_token` and `eos_token` are not secrets."""
+"""Words before `token` in the names of secrets. `pad_token` and `eos_token` are not secrets."""
 _NAMES_OF_OTHERS = {"file", "path", "dir", "folder", "name", "arn", "env", "var", "variable", "column", "field"}
 _NAMES_OF_OTHERS |= {"profile", "length", "size", "dim", "provider", "scope", "manager", "type", "kind", "ref"}
-"""Last words of names whose value is not a secret but describes a secret, such as the path of its file."""
+"""Last words of names whose values describe a secret, such as the path of its file, but are not secret."""
 _PASSWORDS = ("password", "passwd", "passphrase", "pass", "pwd")
 _NO_PASSWORDS = {"none", "null", "true", "false", "prompt", "required", "optional", "undefined"}
 
@@ -90,7 +90,7 @@ _REFERENCE = re.compile(r"(env|file):.+")
 _INNER_REFERENCE = re.compile(
     r"\$\w+|\$\{[\w.:]+(?:[?+][^{}]*)?\}|\$\([^()]*\)|`[^`]*`|%\w+%|\{\{.*?\}\}|<[^<>]*>|\*{3,}|\.{3,}|\(hidden\)"
 )
-"""This pattern finds placeholders that a shell, Hydra, a template or a person later replaces with the value."""
+"""This pattern finds placeholders that a shell, Hydra, a template or a person later replaces by a value."""
 _LEAST_LENGTH, _LEAST_PASSWORD_LENGTH = 8, 4
 _LEAST_KEY_LENGTH = 16
 _MOST_REDACTED_BYTES = 64 * 1024
@@ -111,7 +111,7 @@ def holds_credentials(text: str) -> bool:
 
 
 def without_credentials(url: str) -> str:
-    """Return the URL unchanged if it has no credentials.
+    """Return the URL, if it contains no credentials.
 
     Raises:
         PydanticCustomError: the URL contains credentials.
@@ -130,11 +130,10 @@ def masked(text: str) -> str:
 
 
 def redacted(text: str) -> str:
-    """Return the text without the secrets of this process's environment, and without values that look like secrets or
-    are named like secrets.
+    """Return the text without credentials and without the secrets in this process's environment.
 
-    A secret of the environment is the value of an environment variable that is named like a secret. Quoted and escaped
-    forms of a secret are removed too.
+    A value that looks like a credential, or whose name is a credential's name, is a credential. A secret of the
+    environment is the value of a variable with such a name. Quoted and escaped forms of secrets are removed too.
     """
     for secret in _secrets_of(tuple(os.environ.items())):
         text = text.replace(secret, HIDDEN)
@@ -150,16 +149,14 @@ def redacted(text: str) -> str:
 def redacted_end(output: bytes, *, most_characters: int) -> str:
     """Return the end of a command's output without secrets.
 
-    The output is redacted before it is cut, because half a secret would not be recognized.
+    The function removes secrets before it cuts the output, because it would not recognize half a secret.
     """
     text = redacted(output[-_MOST_REDACTED_BYTES:].decode("utf-8", "replace")).strip()
     return text[-most_characters:]
 
 
 def _forms_in(text: str) -> Iterator[tuple[int, int]]:
-    """Return the places of values in a text that have the form of a credential, or that follow the name of a
-    credential.
-    """
+    """Yield the positions of values that have the form of a credential, or that follow a credential's name."""
     for found in _USER_INFO.finditer(text):
         name, colon, password = found[2].partition(":")
         is_account = not colon and found[1].lower() in _USER_ALONE
@@ -181,7 +178,7 @@ def _forms_in(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _named_in(text: str) -> Iterator[tuple[int, int]]:
-    """Return the places of values of named secrets in a text.
+    """Yield the positions of values of named secrets in a text.
 
     The forms are NAME=value, "name": "value" and --name value.
     """
@@ -201,7 +198,7 @@ def _named_in(text: str) -> Iterator[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=4)
 def _secrets_of(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """Return the forms in which the secrets of an environment may appear in a line of text, the longest form first."""
+    """Return the forms in which the secrets of an environment may appear in a line of text, the longest first."""
     lines = {
         line
         for name, value in environment
@@ -214,7 +211,7 @@ def _secrets_of(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 
 
 def _written_forms(text: str) -> tuple[str, ...]:
-    """Return the forms of a text in Python, JSON, URLs and headers."""
+    """Return the forms in which Python, JSON, URLs and headers write a text."""
     in_json = (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
     encoded = text.encode("utf-8", "surrogateescape")
     in_base64 = (base64.b64encode(encoded).decode(), base64.urlsafe_b64encode(encoded).decode())
@@ -241,10 +238,7 @@ def names_secret(name: str) -> bool:
 
 
 def _words_of(name: str) -> list[str]:
-    """Return the words of a name, in lower case.
-
-    If a word is the plural of a word for secrets, it counts as the singular.
-    """
+    """Return the words of a name, in lower case. For plurals of words for secrets, return the singular."""
     words = [word.lower() for word in _WORDS.findall(name)]
     plurals = {f"{word}s": word for word in (*_SECRET_WORDS, "key")}
     singular = [plurals.get(word, word) for word in words]
@@ -254,9 +248,9 @@ def _words_of(name: str) -> list[str]:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Whether a value under a secret's name may be a secret.
+    """Whether the value of a field with a secret's name may itself be a secret.
 
-    The value must be long enough and must not be a reference to a secret.
+    A secret is long enough, and is not a reference to a secret.
     """
     is_password = name.lower().rstrip("s").endswith(_PASSWORDS)
     if is_password and isinstance(value, int) and not isinstance(value, bool):
@@ -269,9 +263,9 @@ def is_secret(name: str, value: object) -> bool:
 
 
 def secrets_in(fields: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the problems in the fields of a run spec.
+    """Return a text about each field of a run spec that contains a credential.
 
-    Each problem names the path of its field and does not show the value.
+    Each text names the path of the field, and does not show the value.
     """
     return tuple(dict.fromkeys(_found("", fields)))
 
@@ -295,7 +289,7 @@ def _found(path: str, value: object) -> Iterator[str]:
 
 
 def _found_in_list(path: str, values: Sequence[object]) -> Iterator[str]:
-    """Return the problems in a list. The list is a command with options, or several values of one field."""
+    """Yield the problems in a list, which is a command with options, or several values of one field."""
     name, before = ".".join(path.split(".")[-2:]), ""
     for number, value in enumerate(values):
         option, equals, given = str(value).partition("=") if isinstance(value, str) else ("", "", "")
@@ -317,19 +311,13 @@ def _where_to(path: str) -> str:
 
 
 def _is_given(value: object, *, least: int = _LEAST_LENGTH) -> bool:
-    """Whether a value may be a secret itself.
-
-    The value must be a long enough text and must not be a reference to a secret.
-    """
+    """Whether a value may itself be a secret, because it is a long enough text and not a reference to a secret."""
     if not isinstance(value, str) or _REFERENCE.fullmatch(value):
         return False
     return len(_INNER_REFERENCE.sub("", value)) >= least
 
 
 def _is_random(text: str) -> bool:
-    """Whether a text does not look like a word.
-
-    Such a text has letters and digits, has upper and lower case, or is long.
-    """
+    """Whether a text looks random: it mixes letters and digits, or upper and lower case, or is long."""
     kinds = [any(map(is_kind, text)) for is_kind in (str.islower, str.isupper, str.isdigit)]
     return len(_INNER_REFERENCE.sub("", text)) >= _LEAST_LENGTH and (sum(kinds) > 1 or len(text) >= 24)

@@ -1,4 +1,4 @@
-"""Finds the attempt to which a program's session belongs, and checks whether a program may train in this process."""
+"""Finds the attempt of a program's session, and checks whether a program may train in this process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Host(Protocol):
-    """The object to which a session passes its calls. It is the attempt of a segment, or `Bare` outside a segment."""
+    """The object that a session calls: the attempt of a segment, or `Bare` outside a segment."""
 
     @property
     def is_active(self) -> bool:
@@ -37,7 +37,7 @@ class Host(Protocol):
 
     @property
     def goal(self) -> int | None:
-        """The step at which the run ends. The value is None if this step is not known, or if there is no run."""
+        """The step at which the run ends. Without a run, or if the step is unknown, the value is None."""
         ...
 
     @property
@@ -64,15 +64,15 @@ class Host(Protocol):
         ...
 
     def restore_folder(self, path: Path) -> Path | None:
-        """Write the folder of the newest commit to this path. Return None if there is no such folder."""
+        """Write the folder of the newest commit to this path. If no commit has a folder, return None."""
         ...
 
     def commit_folder(self, path: Path, *, instead: Mapping[str, bytes | Path], best: Mapping[str, str] | None) -> None:
-        """Commit the folder at the next safe point. `instead` replaces the content of some of the folder's files."""
+        """Commit the folder at the next safe point. `instead` replaces the content of some files."""
         ...
 
     def track(self, objects: Mapping[str, Any]) -> None:
-        """Make these objects part of the run's state, and restore them if the run has a checkpoint."""
+        """Make these objects part of the run's state. If the run has a checkpoint, restore the objects."""
         ...
 
     def track_variables(self, namespace: dict[str, Any], names: tuple[str, ...]) -> None:
@@ -87,9 +87,7 @@ class Host(Protocol):
         ...
 
     def batches(self, loader: Any) -> OnePass:
-        """Return a function that yields one pass over the loader, or the rest of an interrupted pass, as numbered
-        batches.
-        """
+        """Return a function that yields one pass over the loader, or the rest of a pass, as numbered batches."""
         ...
 
     def steps(self, numbers: range | None) -> Iterator[int]:
@@ -105,11 +103,11 @@ class Host(Protocol):
         ...
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """A block that makes no step and leaves the random streams unchanged."""
+        """Return a block that makes no step and leaves the random streams unchanged."""
         ...
 
     def call_on_notice(self, function: Callable[[Notice], None]) -> None:
-        """Call `function` when a notice says that the machine is about to be taken away."""
+        """Call `function` when a notice announces that the provider takes the machine back."""
         ...
 
     def save_best(self, metric: float) -> None:
@@ -118,7 +116,7 @@ class Host(Protocol):
 
     @property
     def has_ended_early(self) -> bool:
-        """Whether `finish` had already ended the training at the newest commit. If so, no step is left."""
+        """Whether `finish` ended the training before the newest commit, so that no step is left."""
         ...
 
     def finish(self, reason: str) -> None:
@@ -127,7 +125,7 @@ class Host(Protocol):
 
 
 class Bare:
-    """The host outside an attempt. It only counts the steps, and the script runs as if segue were not there."""
+    """The host outside an attempt. It counts the steps, and does not change the script's behaviour otherwise."""
 
     is_active = has_ended_early = should_save = False
     goal = None
@@ -205,15 +203,15 @@ class Bare:
 
 
 _hosts: list[Host] = []
-"""The attempt in this process. The list is empty if there is no attempt."""
+"""The attempt in this process. Without an attempt, the list is empty."""
 
 _refused: list[str] = []
-"""Reasons why this process must not train. The list is empty if the process may train."""
+"""Reasons why this process must not train. If the process may train, the list is empty."""
 
 
 @contextmanager
 def hosted(host: Host) -> Iterator[None]:
-    """A block in which sessions belong to this attempt."""
+    """While the block runs, let sessions belong to this attempt."""
     _hosts.append(host)
     try:
         yield
@@ -223,7 +221,7 @@ def hosted(host: Host) -> Iterator[None]:
 
 @contextmanager
 def without_training(why: str) -> Iterator[None]:
-    """A block in which a training loop raises an error, because the process only imports functions of a program."""
+    """While the block runs, let training loops raise an error, because this process only imports functions."""
     _refused.append(why)
     try:
         yield
@@ -244,7 +242,7 @@ def require_training_here() -> None:
 
 
 def require_program(command: Sequence[str]) -> None:
-    """Check, without running it, that the script or module of a command exists.
+    """Check that the script or module of a command exists, without running it.
 
     The search starts from the current folder.
 
@@ -274,5 +272,5 @@ def require_program(command: Sequence[str]) -> None:
 
 
 def host_here() -> Host | None:
-    """Return the attempt to which sessions of this process belong. Return None outside of an attempt."""
+    """Return the attempt to which sessions of this process belong. Outside an attempt, return None."""
     return _hosts[0] if _hosts else None

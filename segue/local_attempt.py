@@ -1,4 +1,4 @@
-"""Runs the attempt of a script that was started by hand. The script's own process trains the one run of a folder."""
+"""Runs the attempt of a local session: the script's own process trains the run in a folder."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from segue.trainer.attempt import local_attempt
 RUN_ID = "local"
 """The run id of the run in the folder of a local session."""
 _NO_GOAL = 2**53
-"""The goal of the run in steps. It is too high to be reached, because the program itself sets the real goal."""
+"""The goal of the run in steps, which no run reaches, because the program itself sets the real goal."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
 def training_in(folder: Path) -> Iterator[Host]:
-    """A block in which this process is an attempt at the run in the folder. The block gives the host of the session.
+    """While the block runs, make this process an attempt at the run in the folder. Yield the host of the session.
 
     Raises:
         SessionError: another process trains in the folder, or this process is one of several ranks.
-        BrokenResumeError: the block raises this error if the resume does not continue the run in the folder.
+        BrokenResumeError: the resume does not continue the run in the folder. The block raises this error.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         what = "a local session trains in one process, and this is one of several ranks."
@@ -131,7 +131,9 @@ def _refuse_living(runlog: RunLog, attempt: Attempt | None, spec: RunSpec, folde
 
 @contextmanager
 def _stopped_by_signals(board: NoticeBoard, grace_seconds: float) -> Iterator[None]:
-    """A block in which the first Ctrl-C or SIGTERM asks the loop to save and end. A second signal has its usual effect.
+    """While the block runs, let the first Ctrl-C or SIGTERM end the loop after a save.
+
+    A second signal has its usual effect.
 
     Outside the main thread, the handling of signals does not change.
     """

@@ -1,7 +1,6 @@
-"""`segue.session` returns the session of a segment, of a bare script, or of a script that saves to a folder and
-resumes.
+"""Returns the session of a segment, of a bare script, or of a script that saves to a folder and resumes.
 
-The training code is imported only when a local session is entered. A script that runs bare therefore does not load it.
+The module imports the training code only for a local session, so that a bare script does not load it.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ def session(local: Path | str) -> LocalSession: ...
 def session(local: Path | str | None = None) -> Session | LocalSession:
     """Return the session of this training script. The session is a context manager.
 
-    In a segment, the tracked objects are restored, saved and verified. Outside a segment, the script runs bare if
-    `local` is not given. With `local`, the script saves to this folder and resumes from it, in a block:
+    In a segment, segue restores, saves and verifies the tracked objects. Outside a segment, and without `local`, the
+    session does not change the script. With `local`, the script saves to this folder and resumes from it:
 
         with segue.session(local="runs/first") as run:
 
     The folder is a store with one run, whose run id is `local`. Ctrl-C and SIGTERM first save and then end the script.
-    A second Ctrl-C ends the script at once. If the script runs in a segment, the folder is ignored.
+    A second Ctrl-C ends the script at once. In a segment, the session ignores the folder.
 
     Raises:
         SessionError: the block cannot be entered, because another process trains in the folder.
-        BrokenResumeError: the loop raises this error if the resume does not continue the run in the folder.
+        BrokenResumeError: the resume does not continue the run in the folder. The loop raises this error.
     """
     return Session(host_here()) if local is None else LocalSession(Path(local))
 
 
 class LocalSession:
-    """A session that saves to a folder of its own, while its `with` block is open."""
+    """A session that saves to its own folder while its `with` block runs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,8 +1,8 @@
-"""Writes the markdown and HTML of pages. Every text from data, specs, files or users' code is escaped here.
+"""Writes the markdown and HTML of pages, and escapes every text from data, specs, files or users' code.
 
 Prefect's UI, GitHub and browsers show these pages. Without escaping, the name of a column, a file or an exception could
-break out of its table, or add a heading, a link or an image. Therefore such a name is shown as plain text. A `Markup`
-is text that is already escaped. Tables and lists escape every other text.
+break out of its table, or add a heading, a link or an image. A `Markup` is text that is already escaped. Tables and
+lists escape every other text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 _MOST_CHARACTERS = 4_000
 _MOST_OF_A_CELL = 1_000
 _ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""This pattern finds control characters of terminals and of the writing direction, and single surrogates."""
+"""This pattern finds control characters of terminals and of the writing direction, and unpaired surrogates."""
 _SPAN = re.compile(r"(?<!`)`(?!`)([^`<>|]+)`(?!`)")
 """This pattern finds code between two backticks, as in segue's own messages."""
 _SPECIAL = re.compile(
@@ -26,9 +26,9 @@ _SPECIAL = re.compile(
     re.VERBOSE,
 )
 _BAR = re.compile(r"(?<!\\)((?:\\\\)*)\|")
-"""This pattern finds a bar that is not escaped. Such a bar would begin another cell."""
+"""This pattern finds an unescaped bar, which would begin another cell."""
 _BLOCK = re.compile(r"(#{1,6}(?:\s|$)|>|[-+*](?:\s|$)|[-=_*]{2,}\s*$|\d+(?=[.)](?:\s|$)))")
-"""This pattern finds beginnings that make a line a heading, a quotation, a list or a rule."""
+"""This pattern finds the beginning of a heading, a quotation, a list or a rule."""
 
 
 class Markup(str):
@@ -40,7 +40,7 @@ class Markup(str):
 def inline(text: object) -> Markup:
     """Return a text as one line that markdown shows unchanged.
 
-    Code in single backticks stays code, and a `Markup` is kept.
+    Code in single backticks stays code. A `Markup` is returned unchanged.
     """
     if isinstance(text, Markup):
         return text
@@ -53,7 +53,7 @@ def inline(text: object) -> Markup:
 
 
 def _line(text: object, *, most_characters: int) -> str:
-    """Return the text as one escaped line, for a place inside a line. At such a place, no heading or list can begin."""
+    """Return the text as one escaped line, for use within a line, where no heading or list can begin."""
     line = _ODD.sub("?", " ".join(str(text).split()))
     if len(line) > most_characters:
         line = f"{line[:most_characters]} ..."
@@ -68,7 +68,7 @@ def _line(text: object, *, most_characters: int) -> str:
 def code(text: object) -> Markup:
     """Return a name as code.
 
-    If the name has characters that code in one line cannot contain, return it as plain text.
+    If inline code cannot contain the name's characters, return the name as plain text.
     """
     plain = str(text)
     is_code = _SPAN.fullmatch(f"`{plain}`") and plain.isprintable() and "](" not in plain
@@ -84,18 +84,18 @@ def heading(text: object, *, level: int = 2) -> Markup:
 
 
 def table(columns: Sequence[object], rows: Iterable[Sequence[object]]) -> Markup:
-    """Return a table with every cell escaped, and a dash for None. The text is empty if there are no rows."""
+    """Return a table with every cell escaped, and a dash for None. If there are no rows, the text is empty."""
     body = [_row(row) for row in rows]
     return Markup("\n".join([_row(columns), "|" + "---|" * len(columns), *body]) if body else "")
 
 
 def bullets(items: Iterable[object]) -> Markup:
-    """Return a list with one line for each item. The text is empty if there are no items."""
+    """Return a list with one line for each item. If there are no items, the text is empty."""
     return Markup("\n".join(f"* {inline(item)}" for item in items))
 
 
 def blocks(*parts: object) -> Markup:
-    """Return a page of paragraphs, headings, tables and lists. Empty parts are left out."""
+    """Return a page of paragraphs, headings, tables and lists, without the empty parts."""
     return Markup("\n\n".join(shown for part in parts if (shown := inline(part))))
 
 

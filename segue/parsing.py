@@ -18,7 +18,7 @@ def parsed(model: type[_Model], data: object, *, source: str) -> _Model:
     """Return the data, validated as `model`.
 
     Raises:
-        SpecError: some fields are wrong. The error names each field by its path, with the remedy.
+        SpecError: some fields are wrong. The error names the path and the fix of each field.
     """
     try:
         return model.model_validate(data)
@@ -35,7 +35,7 @@ _PATTERNS = {
     "market": ("must be an instance type and a zone", "g5.xlarge us-east-1a"),
     "endpoint_url": ("must be a URL", "http://127.0.0.1:9000"),
 }
-"""For each name of a field, the required form of its text, and an example."""
+"""Maps each field name to the required form of the field's text, and to an example."""
 
 
 def _problem(model: type[BaseModel], item: Any) -> str:
@@ -44,7 +44,7 @@ def _problem(model: type[BaseModel], item: Any) -> str:
 
 
 def _what_is_wrong(model: type[BaseModel], item: Any) -> str:
-    """The error of one field, in the form `problem (got value); remedy`."""
+    """Return the error of one field, in the form `problem (got value); fix`."""
     where, given = item["loc"], _shown(item["loc"], item["input"])
     match item["type"]:
         case "extra_forbidden":
@@ -71,7 +71,7 @@ def _what_is_wrong(model: type[BaseModel], item: Any) -> str:
 
 
 def _shown(where: tuple[int | str, ...], value: object) -> str:
-    """Return a value as messages show it. A value that may be secret is not shown at all."""
+    """Return the form in which messages show a value. Messages do not show a value that may be secret."""
     return "a value that is not shown" if any(names_secret(str(name)) for name in where) else masked(repr(value))
 
 

@@ -1,4 +1,4 @@
-"""Computes from Python the numbers that `segue plan` shows on the command line."""
+"""Computes in Python the numbers that `segue plan` shows on the command line."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def plan(
 ) -> Plan:
     """Simulate the rest of a run without training.
 
-    The result contains the expected cost, lateness, preemptions and lost work. If the spec's store already has the run,
+    The result contains the expected cost, lateness, preemptions and lost work. If the spec's store contains the run,
     the plan begins at the run's current step and uses the run's measurements. `traces` is a trace file or a folder of
-    trace files. Without `traces`, synthetic traces are drawn from published hazards.
+    trace files. Without `traces`, the plan uses synthetic traces from published hazards.
 
     Raises:
-        DeadlinePassedError, HopelessPlanError: the run cannot be done as requested. The message gives the reason.
+        DeadlinePassedError, HopelessPlanError: the run cannot meet the request. The message gives the reason.
         SpecError: the step time is not known. Set `step_seconds` or `policy.step_seconds`.
         StoreUnreachableError: the store cannot be read.
         PriceSourceError: the source of current prices gives no prices.

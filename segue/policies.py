@@ -14,26 +14,23 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class PolicyParameters:
-    """The declaration of one policy. The fields of the class are the parameters of the policy, with their defaults."""
+    """The declaration of one policy. Its fields are the policy's parameters, with their defaults."""
 
     name: ClassVar[str]
     comes_back: ClassVar[bool] = False
-    """Whether the policy can move a run from on-demand back to spot. Only a policy that can do this uses standbys."""
+    """Whether the policy can move a run from on-demand back to spot. If it cannot, it uses no standbys."""
     as_published: ClassVar[bool] = True
-    """Whether comparisons run the policy as in its publication.
-
-    In the publication, the policy always observes spot, and there is no hand-over.
-    """
+    """Whether comparisons run the policy as published: it always observes spot, and there is no hand-over."""
 
     @property
     def preemption_bound(self) -> int | None:
-        """Number of preemptions after which the policy stays on on-demand. The value None means no limit."""
+        """Number of preemptions after which the policy stays on on-demand. If there is no limit, the value is None."""
         return None
 
 
 @dataclass(frozen=True)
 class PlanParameters(PolicyParameters):
-    """This policy chooses the lowest expected cost over the possible futures of spot, by dynamic programming."""
+    """This policy minimizes the expected cost over the possible futures of spot, by dynamic programming."""
 
     name: ClassVar[str] = "plan"
     comes_back: ClassVar[bool] = True
@@ -42,7 +39,7 @@ class PlanParameters(PolicyParameters):
     prior_weight: float = 16.0
     """The weight of the published hazards, as a number of ended intervals.
 
-    Each of the run's own ended intervals counts as 1.
+    Each ended interval of the run has the weight 1.
     """
     reach: float = field(default=4.0, metadata={"least": 1.0})
     """The largest factor by which a run's own hazards may differ from the published hazards."""
@@ -50,9 +47,9 @@ class PlanParameters(PolicyParameters):
 
 @dataclass(frozen=True)
 class SlackAgeParameters(PolicyParameters):
-    """This policy waits for spot while the remaining wait fits into the slack.
+    """This policy waits for spot while the expected remaining wait fits into the slack.
 
-    The remaining wait is estimated from the age of the down interval.
+    The policy estimates the remaining wait from the age of the down interval.
     """
 
     name: ClassVar[str] = "slack_age"
@@ -67,7 +64,7 @@ class SlackAgeParameters(PolicyParameters):
 
 @dataclass(frozen=True)
 class UniformProgressParameters(PolicyParameters):
-    """This policy keeps the work done at or above the straight line from the start to the deadline (NSDI 2024)."""
+    """This policy keeps the completed work at or above the straight line from start to deadline (NSDI 2024)."""
 
     name: ClassVar[str] = "uniform_progress"
     comes_back: ClassVar[bool] = True
@@ -75,8 +72,9 @@ class UniformProgressParameters(PolicyParameters):
 
 @dataclass(frozen=True)
 class EagerProgressParameters(PolicyParameters):
-    """This policy is like uniform progress, but the run leaves on-demand as soon as spot is available, even if the work
-    done is below the line.
+    """This policy follows uniform progress, but moves back to spot as soon as spot is available.
+
+    The policy moves even if the completed work is below the line.
     """
 
     name: ClassVar[str] = "eager_progress"
@@ -85,8 +83,9 @@ class EagerProgressParameters(PolicyParameters):
 
 @dataclass(frozen=True)
 class GreedyParameters(PolicyParameters):
-    """This policy uses spot until the slack is less than two changeover delays, and then uses on-demand to the end
-    (NSDI 2024).
+    """This policy uses spot until the slack is less than two changeover delays (NSDI 2024).
+
+    The policy then uses on-demand to the end.
     """
 
     name: ClassVar[str] = "greedy"
@@ -104,15 +103,16 @@ class TimeSlicedParameters(PolicyParameters):
 
 @dataclass(frozen=True)
 class ThresholdParameters(PolicyParameters):
-    """This policy uses spot until a number of preemptions is reached or little slack is left, and then uses on-demand
-    to the end.
+    """This policy uses spot until a number of preemptions, or until little slack is left.
+
+    The policy then uses on-demand to the end.
     """
 
     name: ClassVar[str] = "threshold"
 
     preemptions: int = 3
     slack_share: float = 0.1
-    """The run moves to on-demand if the slack is below this share of the remaining time."""
+    """If the slack is below this share of the remaining time, the run moves to on-demand."""
 
     @property
     def preemption_bound(self) -> int | None:
@@ -121,7 +121,7 @@ class ThresholdParameters(PolicyParameters):
 
 @dataclass(frozen=True)
 class SpotOnlyParameters(PolicyParameters):
-    """This policy always uses spot. Only the safety clamp moves the run to on-demand."""
+    """This policy always uses spot, so that only the safety clamp moves the run to on-demand."""
 
     name: ClassVar[str] = "spot_only"
 
@@ -162,10 +162,10 @@ def declaration(name: str) -> type[PolicyParameters]:
 
 
 def checked_parameters(name: str, given: Mapping[str, float]) -> dict[str, Any]:
-    """Return the parameters that were given for a policy, each in its own type.
+    """Return the given parameters of a policy, converted to their types.
 
     Raises:
-        ValueError: the policy does not exist, does not have one of the parameters, or does not permit a value.
+        ValueError: the policy does not exist, lacks a parameter, or does not permit a value.
     """
     known = {item.name: item for item in fields(declaration(name))}
     checked: dict[str, Any] = {}
@@ -183,9 +183,9 @@ def checked_parameters(name: str, given: Mapping[str, float]) -> dict[str, Any]:
 
 
 def declared_policy(name: str, given: Mapping[str, float]) -> PolicyParameters:
-    """Return all parameters of a policy: the given parameters, and the defaults of the other parameters.
+    """Return a policy's parameters: the given values, and the defaults of all other parameters.
 
     Raises:
-        ValueError: the policy or a parameter is refused, as for `checked_parameters`.
+        ValueError: `checked_parameters` refuses the policy or a parameter.
     """
     return declaration(name)(**checked_parameters(name, given))

@@ -1,7 +1,4 @@
-"""Checks whether other processes still run, and sets what `ps` shows of this process.
-
-The module imports few modules.
-"""
+"""Checks whether other processes still run, and sets an environment variable that `ps` shows for this process."""
 
 from __future__ import annotations
 
@@ -20,16 +17,13 @@ _STATE, _GROUP, _START_TICKS = 0, 2, 19
 
 
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
-"""The environment variable that identifies the processes of a flow run.
-
-Prefect sets this environment variable for its engine.
-"""
+"""The environment variable that Prefect sets for the processes of a flow run, and that identifies them."""
 
 
 def this_machine() -> str:
     """Return a name of this machine or container, in which a process id is valid.
 
-    The name is empty if it is unknown.
+    If the name is unknown, it is empty.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -42,15 +36,15 @@ def this_machine() -> str:
 class ProcessRef:
     """One process on this machine. The reference distinguishes the process from a later process with the same id.
 
-    A process that has ended but was not reaped (a zombie) counts as not alive. On a system without /proc, a zombie
-    counts as alive until it is reaped, and a reused process id is not recognised.
+    A process that has ended but was not reaped (a zombie) is not alive. On a system without /proc, a zombie is reported
+    as alive until it is reaped, and a reused process id is not recognised.
     """
 
     pid: int
     start_ticks: int | None = None
     """Start time of the process, in clock ticks since boot.
 
-    The value is None if the system does not show the start time.
+    If the system does not show the start time, the value is None.
     """
 
     @classmethod
@@ -66,7 +60,7 @@ class ProcessRef:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a reference that `str` wrote in a process of this machine. The text is not valid on another machine."""
+        """Read a reference that `str` wrote on this machine. The text is not valid on other machines."""
         pid, _, start_ticks = text.partition(" ")
         return cls(int(pid), int(start_ticks) if start_ticks else None)
 
@@ -91,12 +85,12 @@ class ProcessRef:
 class Parent:
     """The process that started this process.
 
-    This check is the most reliable check of a process. The system gives this process another parent as soon as the
-    first parent ends, so a zombie or a reused id is never taken for the parent.
+    This check never takes a zombie or a reused process id for the parent, because the system gives this process another
+    parent as soon as the first parent ends.
     """
 
     def __init__(self, pid: int | None = None) -> None:
-        """`pid` is needed if the parent may have ended before this call. In this case the parent passes its own id."""
+        """If the parent may have ended before this call, the parent must pass its own id as `pid`."""
         self.pid = os.getppid() if pid is None else pid
 
     def is_alive(self) -> bool:
@@ -105,10 +99,9 @@ class Parent:
 
 
 def end_with(parent: Parent, *, poll_seconds: float) -> None:
-    """Watch `parent` in a thread, and end this process without clean-up soon after the parent has ended.
+    """Watch `parent` in a thread. When the parent has ended, end this process without clean-up.
 
-    A pipe or socket cannot show that the parent has ended, because another process that the parent forked may hold the
-    parent's side open.
+    A pipe or socket cannot show the parent's end, because another forked process may hold the parent's side open.
     """
 
     def watch() -> None:
@@ -121,10 +114,10 @@ def end_with(parent: Parent, *, poll_seconds: float) -> None:
 
 
 def go_on_without_parent() -> None:
-    """When the parent process ends, let the system continue this process if it is suspended.
+    """When the parent process ends, let the system resume this process if it is suspended.
 
-    The parent may have suspended this process. After the parent's end, nothing else would continue this process. Only
-    Linux offers this function.
+    The parent may have suspended this process, and after the parent's end nothing else would resume it. Only Linux
+    supports this function.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
@@ -134,7 +127,7 @@ def go_on_without_parent() -> None:
 def has_members(group: int) -> bool:
     """Whether a process of this process group still runs.
 
-    As long as one process of the group runs, the system gives the group's number to no other group or process.
+    While a process of the group runs, the system does not reuse the group's number.
     """
     try:
         os.killpg(group, 0)
@@ -149,7 +142,7 @@ def has_members(group: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/<pid>/stat after the name. The result is empty if the file cannot be read."""
+    """Return the fields of /proc/<pid>/stat after the name. If the file cannot be read, the result is empty."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -168,10 +161,10 @@ def _takes_signals(pid: int) -> bool:
 
 
 def set_shown_variable(name: str, value: str) -> None:
-    """Set an environment variable of this process. The change also appears in the environment that /proc and `ps` show.
+    """Set an environment variable of this process, also in the environment that /proc and `ps` show.
 
-    /proc and `ps` read the memory with which the process started. If the new value has another length than the old
-    value, the variable is set, but /proc and `ps` do not show the new value.
+    /proc and `ps` read the memory with which the process started. If the new value has a different length, /proc and
+    `ps` do not show it.
     """
     if len(os.environ.get(name, "")) == len(value):
         getenv = ctypes.CDLL(None).getenv

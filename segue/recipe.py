@@ -1,6 +1,6 @@
-"""A recipe contains everything that a training run needs.
+"""Defines a recipe, which contains everything that a training run needs.
 
-One pure function builds the recipe again in every attempt.
+One pure function builds the recipe in every attempt.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # Importing torch takes seconds, and a wrong path can be refu
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object whose state is saved and restored, with the same methods as torch's protocol `Stateful`."""
+    """An object with a state that segue saves and restores, like torch's protocol `Stateful`."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -38,7 +38,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """The rule that decides when a metric no longer improves."""
+    """The rule by which a run ends when a metric no longer improves."""
 
     patience: int
     """Number of consecutive evaluations without an improvement after which the run ends."""
@@ -52,8 +52,8 @@ class EarlyStop:
 class Recipe:
     """The objects of a training run, as `build(config)` returns them.
 
-    The same config must give the same objects. Random weights are permitted, because segue seeds every generator before
-    it calls `build`. Every object that changes during training must be a field of the recipe or an entry of `extra`.
+    Equal configs must give equal objects. Random weights are permitted, because segue seeds every generator before it
+    calls `build`. Every object that changes during training must be a field of the recipe or an entry of `extra`.
     """
 
     model: nn.Module
@@ -63,26 +63,23 @@ class Recipe:
     If there are several optimizers, the recipe needs a `step` that uses them.
     """
     data: torch.utils.data.DataLoader[Any]
-    """The loader gives the data set, batch size, collation and workers.
+    """The loader, which defines the data set, batch size, collation and workers.
 
-    The order of the samples comes from segue: shuffled by (seed, epoch) if the loader shuffles, otherwise in sequence.
+    segue defines the order of the samples: shuffled by (seed, epoch) if the loader shuffles, and sequential if not.
     """
     loss: Callable[[nn.Module, Any], Any] = None  # type: ignore[assignment]
     """A function of the model and a batch on the model's device.
 
-    The function returns a scalar tensor, or a dict of scalar tensors.
-
-    If the function returns a dict, training uses the value `loss` of the dict, or the sum of all values if there is no
-    `loss`. All other values of the dict are added to the loss curve.
+    The function returns a scalar tensor, or a dict of scalar tensors. If it returns a dict, training uses the value
+    `loss` of the dict. If the dict has no `loss`, training uses the sum of all values. The loss curve also shows all
+    other values of the dict.
     """
     step: Callable[[nn.Module, Any, Any], Any] | None = None
-    """A function that makes a whole training step.
+    """A function that makes a whole training step and replaces `loss`.
 
-    It replaces `loss`. Its arguments are the model, a batch and `optimizer`.
-
-    The function `step` itself clears the gradients, computes the loss and the gradients, clips the gradients, and
-    updates the weights. The function `step` returns what `loss` would return, as tensors or numbers. After the function
-    `step` returns, segue steps the schedulers. A recipe with a `step` function trains in one process only.
+    Its arguments are the model, a batch and `optimizer`. The function clears the gradients, computes the loss and the
+    gradients, clips the gradients, and updates the weights. It returns what `loss` would return, as tensors or numbers.
+    Then segue steps the schedulers. A recipe with a `step` function trains in one process only.
     """
     accumulate: int = 1
     """Number of batches per step.
@@ -93,82 +90,76 @@ class Recipe:
     scheduler: Any = None
     """A scheduler, or a dict of several schedulers by name.
 
-    Each scheduler is stepped once after every step, or once after every epoch.
-
-    A scheduler whose `step` needs a metric (`ReduceLROnPlateau`) is stepped with the result of `evaluate` each time
-    `evaluate_every` calls `evaluate`.
+    segue steps each scheduler once after every step, or once after every epoch. If the scheduler's `step` needs a
+    metric (`ReduceLROnPlateau`), segue steps it with each result of `evaluate` at the interval `evaluate_every`.
     """
     scheduler_every: Literal["step", "epoch"] | None = None
-    """The unit that the scheduler counts.
+    """Whether the scheduler counts steps or epochs.
 
     If the value is None, the scheduler counts steps, and segue warns if the scheduler seems to count epochs.
     """
     scaler: torch.amp.GradScaler | None = None
     evaluate: Callable[[nn.Module], float] | None = None
-    """A function that returns the user's metric. Segue calls the function in eval mode before every commit.
+    """A function that returns the user's metric. segue calls the function in eval mode before every commit.
 
-    The function `evaluate` must not change training state.
+    The function must not change training state.
     """
     evaluate_every: int | Literal["epoch"] | None = None
-    """Number of steps between further calls of `evaluate`, or "epoch" for a call after every epoch.
+    """Number of steps between additional calls of `evaluate`, or "epoch" for a call after every epoch.
 
     The loss curve shows the results as `metric.evaluate`.
     """
     early_stop: EarlyStop | None = None
-    """The rule that ends the run when the metric of `evaluate_every` has not improved for some evaluations."""
+    """The rule that ends the run if the metric of `evaluate_every` does not improve for some evaluations."""
     epochs: int | None = None
-    """Number of epochs after which the run ends, if the run does not reach its goal in steps earlier."""
+    """Number of epochs after which the run ends. If the run reaches its goal in steps earlier, it ends there."""
     clip_grad_norm: float | None = None
     """Maximum norm of the gradient.
 
-    Gradients are clipped as by `torch.nn.utils.clip_grad_norm_(model.parameters(), ...)`.
+    segue clips gradients as `torch.nn.utils.clip_grad_norm_(model.parameters(), ...)` does.
     """
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further objects with state, such as an EMA, a curriculum or other optimizers.
+    """Other objects with state, such as an EMA, a curriculum or other optimizers.
 
     Each object has `state_dict` and `load_state_dict`, or is a dict of plain values and tensors (restored in place), or
     is a random generator of torch, NumPy or Python.
     """
     after_step: Callable[..., None] | None = None
-    """A function that is called with the global step after each optimizer step.
+    """A function that segue calls with the global step after each optimizer step.
 
-    The function may update the objects in `extra`.
-
-    If the function has a parameter `metrics`, it also gets a dict of the step's loss, the parts of the loss and the
-    gradient norm.
+    The function may update the objects in `extra`. If it has a parameter `metrics`, it also gets a dict of the step's
+    loss, the parts of the loss and the gradient norm.
     """
     on_epoch: Callable[[int], None] | None = None
-    """A function that is called after the last step of each epoch, with the number of the epoch.
+    """A function that segue calls after the last step of each epoch, with the number of the epoch.
 
-    The function `on_epoch` must not change training state.
+    The function must not change training state.
     """
     on_notice: Callable[[Notice], None] | None = None
     """A function that rank 0 calls when a notice ends the attempt, before the last checkpoint.
 
-    Rank 0 also calls the function once for each hint.
-
-    The function `on_notice` runs in a thread of its own. Rank 0 waits at most 5 s for the end of the function, or less
-    if the last checkpoint needs the time. If no time is left, the function is not called. Exceptions of the function
-    `on_notice` are logged. The function `on_notice` must not change training state.
+    Rank 0 also calls the function once for each hint. The function runs in a separate thread. Rank 0 waits for it at
+    most 5 s, or less if the last checkpoint needs the time. If no time is left, rank 0 does not call the function.
+    segue logs exceptions of the function. The function must not change training state.
     """
     gives_metrics: bool = field(init=False, default=False, repr=False)
-    """Whether the function `after_step` has a parameter `metrics`, for the metrics of the step."""
+    """Whether the function `after_step` has a parameter `metrics`."""
     by_metric: frozenset[str] = field(init=False, default=frozenset(), repr=False)
     """Names of the schedulers whose `step` takes a metric."""
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """Every optimizer by the name of its component.
+        """Every optimizer, by the name of its component.
 
-        The name is `optimizer`, or `optimizer.<name>` if there are several optimizers.
+        The name is `optimizer`. If there are several optimizers, the names are `optimizer.<name>`.
         """
         return named_by_kind("optimizer", self.optimizer)
 
     @property
     def schedulers(self) -> dict[str, Any]:
-        """Every scheduler by the name of its component.
+        """Every scheduler, by the name of its component.
 
-        The names have the same form as for `optimizers`. The dict is empty if there is no scheduler.
+        The name is `scheduler`. If there are several schedulers, the names are `scheduler.<name>`.
         """
         return {} if self.scheduler is None else named_by_kind("scheduler", self.scheduler)
 
@@ -190,8 +181,8 @@ def import_build(path: str) -> Build:
     The import searches the current folder, as `python -m` does.
 
     Raises:
-        RecipeError: the module or function does not exist, or the import failed. The message gives the cause and its
-            place.
+        RecipeError: the module or function does not exist, or the import failed. The message gives the cause and the
+        line.
     """
     module_name, _, function_name = path.partition(":")
     if not module_name or not function_name:

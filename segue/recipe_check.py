@@ -1,4 +1,4 @@
-"""A recipe is built by the user's function, and its fields are checked before anything trains."""
+"""Builds a recipe with the user's function, and checks its fields before training begins."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from segue.recipe import Build, EarlyStop, Recipe
 
 
 def built_recipe(build: Build, config: Mapping[str, Any]) -> Recipe:
-    """Return the Recipe that `build` makes from a copy of `config`, after a check that training can use the fields of
-    the Recipe.
+    """Return the Recipe that `build` makes from a copy of `config`, after a check of its fields.
 
-    Exceptions of `build` itself are passed on unchanged. The caller must seed the random generators before the call.
+    The function does not catch exceptions of `build`. The caller must seed the random generators before the call.
 
     Raises:
         RecipeError: `build` takes no config, did not return a Recipe, or a field has a wrong type.
@@ -49,7 +48,7 @@ def built_recipe(build: Build, config: Mapping[str, Any]) -> Recipe:
 
 
 def _problems(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    """List the fields that training cannot use, each with the problem of its value and the fix."""
+    """Yield the fields that training cannot use, each with the problem and the fix."""
     from torch import nn
     from torch.utils.data import DataLoader
 

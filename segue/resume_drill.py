@@ -1,6 +1,4 @@
-"""The drill trains a recipe once undisturbed and once with SIGKILLs and notices, and compares the two final states bit
-for bit.
-"""
+"""Runs a drill: trains a recipe once undisturbed and once with SIGKILLs and notices, and compares the final states."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ _HEARTBEAT_SECONDS = 0.2
 _BUDGETS = ("max_failures", "max_transient_failures", "max_out_of_memory", "max_hung")
 
 Progress = Callable[[str, int], None]
-"""This function is called during the drill, with the name of a run (reference or killed) and the run's newest committed
-step.
-"""
+"""A function that the drill calls with the name of a run (reference or killed) and the run's newest committed step."""
 
 
 def _no_progress(run: str, step: int) -> None:
@@ -70,14 +66,14 @@ def drill(
 ) -> DrillReport:
     """Train `recipe` twice for `steps` steps, once with SIGKILLs and notices, and compare the two final states.
 
-    `recipe` has the form package.module:function, and is found from the current folder. `config` is passed to the
-    function. Both runs use processes and a temporary folder of their own. The call blocks until both runs have ended.
-    The result is in `DrillReport.passed`.
+    `recipe` has the form package.module:function, and is imported from the current folder. The function gets `config`.
+    Both runs use separate processes and a temporary folder. The call blocks until both runs have ended.
+    `DrillReport.passed` tells whether the drill passed.
 
     Raises:
-        SpecError, RecipeError: the recipe cannot be drilled as requested. Nothing was started.
-        DrillFailedError: the recipe does not reach its goal even without a kill. The error shows which exception the
-            recipe raised, and where.
+        SpecError, RecipeError: the drill cannot run with these arguments. Nothing was started.
+        DrillFailedError: the recipe does not reach its goal even without a kill. The error contains the recipe's
+        exception.
     """
     fields = {"run_id": "drill", "recipe": recipe, "steps": steps, "config": dict(config or {})}
     return drill_spec(RunSpec.parse(fields, source="the call of segue.drill"), kills=kills, notices=notices)
@@ -92,14 +88,13 @@ def drill_spec(
     folder: Path | None = None,
     store: StoreSpec | None = None,
 ) -> DrillReport:
-    """Run `spec` twice, the second time with kills and notices. Report whether the resumes continued the run.
+    """Run `spec` twice, the second time with kills and notices. Report whether each resume continued the run correctly.
 
-    Both runs have the settings of the spec, except for the save interval. In a drill, the save interval is a number of
-    steps, and is short enough for a commit before and after each disturbance. Both runs commit in `folder` (a temporary
-    folder by default), or below a prefix of their own in `store`. Neither run commits in the run of the spec. If the
-    drill passes, the prefix in the store is emptied again. In both runs, a program runs in the current folder, as if a
-    person started it there. The program finds the files that its earlier attempts left in the folder. In every second
-    resume, counted back from the last one, these files are hidden, as if the resume ran on another machine.
+    Both runs have the settings of the spec, except for the save interval: a number of steps that is short enough for a
+    commit before and after each disturbance. Both runs commit in `folder` (a temporary folder by default), or below a
+    separate prefix in `store`, and never in the run of the spec. If the drill passes, it deletes the objects below the
+    prefix. A program runs in the current folder, and finds the files that its earlier attempts left there. In every
+    second resume, counted back from the last one, the drill hides these files, as if the resume ran on another machine.
 
     Raises:
         RecipeError, ProgramError: the recipe or program does not exist. Nothing was started.
@@ -202,17 +197,14 @@ def _report(
 
 
 def _of_folder(*runs: RunSpec) -> tuple[str, ...]:
-    """Return the differences between the folders of the newest checkpoints of two runs."""
+    """Return the differences between the folders in the newest checkpoints of two runs."""
     states = (load_checkpoint(run.run_id, store=run.store) for run in runs)
     one, other = (state.get(FOLDER, {}).get("files", {}) for state in states)
     return folder_differences(*({name: file.numpy().tobytes() for name, file in each.items()} for each in (one, other)))
 
 
 def _with_noise(report: DrillReport, reference: RunSpec, *, clock: Clock) -> DrillReport:
-    """Return the report, with evidence whether the final states differ only by noise.
-
-    The evidence comes from the undisturbed run's replays.
-    """
+    """Return the report with evidence from replays of the undisturbed run: do the final states differ only by noise?"""
     if reference.recipe is None or report.unreproducible is not None:
         return report
     runlog = open_log(reference, clock=clock)
@@ -269,7 +261,7 @@ def _targets(spec: RunSpec, kinds: Sequence[DisturbanceKind]) -> list[Target]:
 
 
 def _final(history: History, spec: RunSpec, *, why: str, output: LastLines) -> None:
-    """Raise an error if the run has not reached its goal."""
+    """If the run has not reached its goal, raise an error."""
     if history.newest is None or not history.is_finished(spec):
         failure = failure_in(history)
         if failure is None:

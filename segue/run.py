@@ -1,4 +1,4 @@
-"""Opens a run for inspection: its state, segments, checkpoints, loss curve and cost. The module only reads."""
+"""Opens a run for inspection: its state, segments, checkpoints, loss curve and cost. The module writes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A run, with its state at the time of `open_run` or of the last `reload`."""
+    """A run, as it was at `open_run` or at the last `reload`."""
 
     def __init__(self, runlog: RunLog, history: History) -> None:
         self._runlog, self._history = runlog, history
@@ -45,7 +45,7 @@ class Run:
     def step(self) -> int:
         """The step of the newest checkpoint from which an attempt may resume.
 
-        The value is 0 if there is no such checkpoint.
+        If there is no usable checkpoint, the value is 0.
         """
         return self._history.committed_step
 
@@ -57,8 +57,8 @@ class Run:
     def late_seconds(self) -> float | None:
         """Seconds by which the run is late, or will be late at the measured step time.
 
-        The value is negative if the run is early. The value is None if the run has no deadline, or if no step time is
-        measured yet.
+        If the run is early, the value is negative. If the run has no deadline or no measured step time, the value is
+        None.
         """
         return summarize(self.run_id, self._history, now=SystemClock().now()).late_seconds
 
@@ -74,24 +74,22 @@ class Run:
 
     @property
     def checkpoints(self) -> list[dict[str, Any]]:
-        """Every checkpoint in the log, oldest first, with step, bytes and metric, and whether the checkpoint is
-        kept.
-        """
+        """Every checkpoint in the log, oldest first, with its step, bytes, metric and state (kept or not)."""
         return checkpoint_rows(self._history)
 
     @property
     def cost(self) -> CostReport | None:
-        """Time and money of the run so far. The value is None if the run was never opened for training."""
+        """The paid time and the cost of the run so far. If the run was never opened for training, the value is None."""
         return cost_report(self.spec, self._history) if self.spec is not None else None
 
     def curve(self) -> pd.DataFrame:
-        """The loss curve, each step once. The method needs the extra `data`."""
+        """Return the loss curve with one row for each step. The method needs the extra `data`."""
         from segue.curves.frame import curve
 
         return curve(self._runlog)
 
     def reload(self) -> Self:
-        """Read the records that were appended to the log since the last read. Return this run.
+        """Read the new records of the log, and return this run.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -101,7 +99,7 @@ class Run:
 
 
 def open_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> Run:
-    """Open a run of a store for inspection. The function writes nothing.
+    """Open a run of a store for inspection, without writing anything.
 
     Raises:
         RunNotFoundError: the store has no run with this id.

@@ -1,6 +1,6 @@
 """`segue.session()` gives a user's own training loop the features that segue's loop gives to recipes.
 
-If the script does not run as a segment of a run, a session changes nothing and writes nothing.
+Outside a segment, a session changes nothing and writes nothing.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ class Session:
 
     @property
     def is_active(self) -> bool:
-        """Whether this script runs as a segment of a run.
-
-        If it does not, every method only lets the script continue.
-        """
+        """Whether this script runs as a segment of a run. Outside a segment, a session does not change the script."""
         return self._host.is_active
 
     @property
@@ -51,7 +48,7 @@ class Session:
     def goal(self) -> int | None:
         """The step at which the run ends.
 
-        The value is None if this step is not known, or if the script does not run as a segment of a run.
+        If this step is unknown, or outside a segment, the value is None.
         """
         return self._host.goal
 
@@ -59,9 +56,9 @@ class Session:
     def config(self) -> dict[str, Any]:
         """The `[config]` of the run spec. If the run has files, `data` is the list of their paths on this machine.
 
-        The property returns a copy of the config: changes in the copy are not kept. Outside a segment, and in processes
-        that a program starts, the value is the content of the JSON file that the environment variable `SEGUE_CONFIG`
-        names, or {} if that variable is not set.
+        The property returns a copy, so changes in the copy are not kept. Outside a segment, and in processes that a
+        program starts, the value is the content of the JSON file that the environment variable `SEGUE_CONFIG` names. If
+        this variable is not set, the value is {}.
 
         Raises:
             SessionError: the file that `SEGUE_CONFIG` names cannot be read, or does not contain a JSON object.
@@ -70,7 +67,7 @@ class Session:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the next safe point is the last one. If so, the script may cut a long evaluation short."""
+        """Whether the attempt ends at the next safe point. If it does, the script may shorten a long evaluation."""
         return self._host.should_stop
 
     def track(self, **objects: Any) -> None:
@@ -78,9 +75,9 @@ class Session:
 
         The objects may be objects with `state_dict` and `load_state_dict` (modules, optimizers, schedulers, scalers,
         loaders with a state, your own), dicts of plain values (restored in place), and random generators of torch,
-        NumPy and `random`. The global random streams of torch, NumPy and `random` are always tracked. In a resumed run,
-        all objects are restored once more before the first step. If the script changes a tracked object between the
-        call of `track` and the first step, the change is therefore undone.
+        NumPy and `random`. The global random streams of torch, NumPy and `random` are always tracked. A resumed run
+        restores all objects once more before the first step. This undoes any change that the script makes to a tracked
+        object between the call of `track` and the first step.
 
         Raises:
             SessionError: an object has no state that can be saved, a name is taken, or training has begun.
@@ -91,8 +88,8 @@ class Session:
         """Make variables part of the run's state: plain values and tensors that the loop carries to the next iteration.
 
         In a loop at the top level of a script, write `run.track_variables(globals(), "best_loss", "x", "y")`. After a
-        resume, segue assigns the variables before the first step. Segue cannot assign the local variables of a
-        function. Use `run.carry` for local variables.
+        resume, segue assigns the variables before the first step. segue cannot assign the local variables of a
+        function. For local variables, use `run.carry`.
 
         Raises:
             SessionError: a name is taken, or training has begun.
@@ -105,9 +102,9 @@ class Session:
         The object is part of the run's state.
 
         Write `sums = run.carry("sums", total=0.0, count=0)` before the loop, and `sums.total += loss.item()` inside the
-        loop. The values are numbers, strings, tensors, tuples, and collections of such values. After a resume, the
-        values are restored before the first step. If the script calls `carry` again in the next epoch, the values begin
-        again with the arguments of that call.
+        loop. The values are numbers, strings, tensors, tuples, and collections of these types. After a resume, segue
+        restores the values before the first step. If the script calls `carry` again in the next epoch, the values begin
+        again with the arguments of this call.
 
         Raises:
             SessionError: a value cannot be saved, the name is taken, or the name is new after training has begun.
@@ -115,11 +112,11 @@ class Session:
         return self._host.carry(name, values)
 
     def steps(self, start: int | None = None, stop: int | None = None) -> Iterator[int]:
-        """Yield the numbers of `range(start, stop)` whose steps the run has not done yet.
+        """Yield the numbers of `range(start, stop)` whose steps the run has not made yet.
 
-        The top of each iteration is the safe point. At the safe point the run saves, and the run ends there if the
-        machine is about to be taken away. If the run ends at a safe point, the program exits inside this call. Code
-        after the loop runs only after the goal of the run or the goal of the program is reached, whichever comes first.
+        The top of each iteration is the safe point, at which the run saves. If the provider takes the machine back, the
+        run also ends at a safe point, and the program exits inside this call. Code after the loop runs only after the
+        goal of the run or of the program, whichever comes first.
 
         Raises:
             SessionError: a step reported nothing, the range is empty, or the checkpoint was made in another range.
@@ -129,10 +126,9 @@ class Session:
     def epochs(self, start: int, stop: int | None = None) -> Iterator[int]:
         """Yield the numbers of `range(start, stop)` whose epochs the run has not finished yet.
 
-        Each batch of `run.batches(loader)` inside the loop is one step. After a resume in the middle of an epoch, the
-        loop begins with that epoch, and the batches begin with the first unused one. Before that batch, all state is
-        restored once more. Code before the inner loop therefore runs again after a resume, but has no effect on tracked
-        objects.
+        Each batch of `run.batches(loader)` inside the loop is one step. After a resume within an epoch, the loop begins
+        with this epoch, and the batches begin with the first unused batch. Before this batch, segue restores all state
+        once more. Therefore code before the inner loop runs again after a resume, but has no effect on tracked objects.
 
         Raises:
             SessionError: an epoch had no batch of `run.batches`, a step reported nothing, the range is empty, or the
@@ -145,27 +141,26 @@ class Session:
 
         The order and the length of the loader do not change.
 
-        Inside `run.epochs`, each batch is one step. The safe point of the step is before the batch is drawn. With
-        `run.steps`, call `run.batches` before the loop and take each batch by `next(batches)`. At the end of a pass
-        over the data, `next` begins a new pass.
+        Inside `run.epochs`, each batch is one step, with its safe point before the batch is drawn. With `run.steps`,
+        call `run.batches` before the loop and take each batch by `next(batches)`. At the end of a pass over the data,
+        `next` begins a new pass.
 
         After a resume, the sampler of a plain DataLoader draws the order of the interrupted pass again, from the random
-        streams as they were at the beginning of the pass. Samples of batches that were already used are not fetched.
-        Worker processes get a seed for each batch. Random transforms are therefore the same after a resume. A loader or
-        data set with `state_dict` (torchdata's StatefulDataLoader, or a data set without workers) restores its own
-        position. A `range` counts as a loader of its numbers. If the script makes a new loader in each epoch, the new
-        loader replaces the previous loader.
+        streams as they were at the beginning of the pass. segue does not fetch samples of used batches again. Worker
+        processes get a seed for each batch, so random transforms do not change after a resume. A loader or data set
+        with `state_dict` (torchdata's StatefulDataLoader, or a data set without workers) restores its own position. A
+        `range` is treated as a loader of its numbers. If the script makes a new loader in each epoch, it replaces the
+        previous loader.
 
         Raises:
-            SessionError: the loader has no position that could be resumed. The message names the remedies.
+            SessionError: segue cannot resume a position of the loader. The message names the fixes.
         """
         return Batches(loader, self._host.batches(loader))
 
     def enumerate(self, loader: Any, start: int = 0) -> Iterator[tuple[int, Any]]:
-        """Return the same as `enumerate(run.batches(loader), start)`, but with batch numbers that stay correct after a
-        resume.
+        """Yield like `enumerate(run.batches(loader), start)`, but with correct batch numbers after a resume.
 
-        Raises the same errors as `run.batches` and `run.epochs`.
+        Raises the errors of `run.batches` and `run.epochs`.
         """
         for number, batch in self.batches(loader).one_pass():
             yield start + number, batch
@@ -180,42 +175,37 @@ class Session:
     ) -> None:
         """Report the numbers of this step.
 
-        Call this method once in each iteration. A resume must give the same numbers.
+        Call this method once in each iteration. A resume must reproduce these numbers.
 
-        If `lr` is not given, the learning rate is read from the tracked optimizers. If `grad_norm` is not given, the
-        gradient norm is measured when the optimizers make their steps. Further numbers are only added to the loss
-        curve, under their names. A step may leave out these further numbers.
+        If `lr` is not given, segue reads the learning rate from the tracked optimizers. If `grad_norm` is not given,
+        segue measures the gradient norm when the optimizers step. All other numbers only appear in the loss curve,
+        under their names. A step may omit them.
         """
         self._host.report(loss, lr=lr, grad_norm=grad_norm, metrics=metrics)
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Return a block for an evaluation.
+        """Return a block for an evaluation, which leaves the random streams unchanged.
 
-        The block leaves the random streams unchanged, and a long block does not count as a hang.
-
-        Outside a segment, the block also keeps the random streams unchanged, so that the script trains in the same way
-        with and without a run.
+        A long block does not count as a hang. Outside a segment, the block also leaves the random streams unchanged, so
+        that the script trains equally with and without a run.
         """
         return self._host.evaluating()
 
     def restore_folder(self, path: Path | str) -> Path | None:
-        """Write the checkpoint folder of the newest commit to `path`. Return None in a new run, and outside a segment.
+        """Write the checkpoint folder of the newest commit to `path`. In a new run, or outside a segment, return None.
 
-        Use this method for frameworks that save and load a folder of their own. Call this method before the loop, even
-        in a new run. After this call, the state of the run is the folder given to `commit_folder`, the global random
-        streams, and all tracked objects. The bytes of the checkpoint are verified. Files of this run in `path` are
-        replaced.
+        Use this method for frameworks that save and load their own folder. Call it before the loop, even in a new run.
+        After this call, the state of the run is the folder given to `commit_folder`, the global random streams, and all
+        tracked objects. The call verifies the bytes of the checkpoint, and replaces files of this run in `path`.
 
         Raises:
-            SessionError: the folder `path` has files that do not belong to this run.
+            SessionError: the folder `path` contains files that do not belong to this run.
         """
         return self._host.restore_folder(Path(path))
 
     @property
     def should_save(self) -> bool:
-        """Whether the script must write its checkpoint folder at the end of this iteration and pass it to
-        `commit_folder`.
-        """
+        """Whether the script must pass a new checkpoint folder to `commit_folder` at the end of this iteration."""
         return self._host.should_save
 
     def commit_folder(
@@ -227,14 +217,13 @@ class Session:
     ) -> None:
         """Commit this folder at the next safe point. The commit is atomic and fenced, and has a digest for each file.
 
-        Call this method at the end of an iteration in which `should_save` is true. The script may change or delete the
-        folder after the next iteration has begun. If the script does not call `commit_folder`, the safe point saves
-        nothing, and a requested stop comes one step later. `instead` maps paths of files in the folder to other content
-        to commit. For example, the other content may leave out times of day, because a time of day makes every run
-        different. `instead` gives each content as bytes, or as the path of another file. If `instead` names a file that
-        the folder does not have, this file is added to the commit. `best` maps each file of the best model to the
-        committed file with its content. `segue checkpoints export --best` writes these files. Example: `{"model.pt":
-        "best/model.pt"}`.
+        Call this method at the end of an iteration in which `should_save` is true. After the next iteration has begun,
+        the script may change or delete the folder. If the script does not call `commit_folder`, the safe point saves
+        nothing, and a requested stop comes one step later. `instead` maps paths in the folder to other content to
+        commit, as bytes or as the path of another file. Use it, for example, to omit times of day, which differ in
+        every run. If `instead` names a file that the folder lacks, the commit gets this file. `best` maps each file of
+        the best model to the committed file with its content, for `segue checkpoints export --best`. Example:
+        `{"model.pt": "best/model.pt"}`.
 
         Raises:
             SessionError: the folder does not exist, or `restore_folder` was not called before the loop.
@@ -242,16 +231,14 @@ class Session:
         self._host.commit_folder(Path(path), instead=instead or {}, best=best)
 
     def measure(self, **objects: Any) -> None:
-        """Measure the norms and learning rates of modules and optimizers whose state is in a folder."""
+        """Measure the norms and learning rates of modules and optimizers whose state is in a committed folder."""
         self._host.measure(objects)
 
     def on_notice(self, function: Callable[[Notice], None]) -> None:
-        """Register a function that is called with each notice, before the last save.
+        """Register a function that segue calls with each notice, before the last save.
 
-        The function runs in a thread of its own, for a few seconds at most.
-
-        The function works like `on_notice` of a recipe (docs/recipes.md). If the script does not run as a segment of a
-        run, the function is never called.
+        The function runs in a separate thread for at most a few seconds, like `on_notice` of a recipe
+        (docs/recipes.md). Outside a segment, segue never calls the function.
 
         Raises:
             SessionError: training has begun.
@@ -259,12 +246,10 @@ class Session:
         self._host.call_on_notice(function)
 
     def save_best(self, metric: float) -> None:
-        """Save at the next safe point and record this metric with the checkpoint.
+        """Save at the next safe point, and record this metric with the checkpoint.
 
-        Retention keeps the checkpoint with the best metric.
-
-        The metric belongs to the weights at that safe point. Training therefore waits there until the previous save is
-        written.
+        Retention keeps the checkpoint with the best metric. Because the metric belongs to the weights at this safe
+        point, training waits there until the previous save is written.
         """
         self._host.save_best(metric)
 
@@ -272,13 +257,13 @@ class Session:
     def has_ended_early(self) -> bool:
         """Whether an earlier attempt ended the training by `finish` and was then lost in the code after the loop.
 
-        If training has ended early, no step is left. The loops of a session then yield nothing, and the loop of a
-        framework has to check this property.
+        In this case no step is left. The loops of a session then yield nothing, and a framework's loop has to check
+        this property.
         """
         return self._host.has_ended_early
 
     def require_restored(self, step: int, *, call: str) -> None:
-        """Raise an error if a framework's trainer begins at step 0 although the run has made steps.
+        """If a framework's trainer begins at step 0 although the run has made steps, raise an error.
 
         Raises:
             SessionError: the trainer begins at step 0. The message names the `call` that loads the trainer's
@@ -291,15 +276,15 @@ class Session:
     def finish(self, reason: str) -> None:
         """End the run at the next safe point, before the run reaches its goal.
 
-        Code after the loop still runs. `reason` is a text for people.
+        Code after the loop still runs. `reason` is a text that reports show.
         """
         self._host.finish(reason)
 
 
 class Batches:
-    """Wraps a loader and makes its position part of a run's state.
+    """Wraps a loader, and makes its position part of a run's state.
 
-    The wrapper has all other attributes of the user's loader.
+    The wrapper also has all attributes of the loader.
     """
 
     def __init__(self, loader: Any, one_pass: OnePass) -> None:

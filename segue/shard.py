@@ -1,7 +1,4 @@
-"""Defines one stored blob of a checkpoint.
-
-It is in a module of its own, because the writer process must start without pydantic.
-"""
+"""Defines one stored blob of a checkpoint, in a separate module, because the writer process starts without pydantic."""
 
 from __future__ import annotations
 
@@ -24,19 +21,19 @@ class Shard:
     chunk_sha256: tuple[str, ...] = ()
     """SHA-256 of each chunk, if the manifest is signed.
 
-    The hash is needed because a checksum shows damage but not forgery.
+    A signed manifest needs the hash, because a checksum detects damage but not forgery.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-    """As a field of a record, a shard is validated like a record."""
+    """Validates a shard in a record like a record."""
 
     def to_json(self) -> dict[str, Any]:
-        """The shard as plain data, for another process and for manifests."""
+        """Return the shard as plain data, for another process and for manifests."""
         # Without hashes the field is left out: older versions refuse a record with a field that they do not know.
         return {name: value for name, value in asdict(self).items() if name != "chunk_sha256" or value}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the shard from the data of `to_json`. Nothing is checked."""
+        """Return the shard from the data of `to_json`, without any check."""
         lists = {name: tuple(data.get(name, ())) for name in ("chunk_crc32c", "chunk_sha256")}
         return cls(**(dict(data) | lists))

@@ -1,8 +1,7 @@
-"""Signs with a key that is named by a reference: `env:NAME` or `file:/path`. The key itself is never stored.
+"""Signs with a key that a reference names: `env:NAME` or `file:/path`. segue never stores the key.
 
-If the key is a secret text, it signs with HMAC-SHA256 of the standard library. If the key has PEM form, it signs with
-ed25519 (extra `signing`). A public key can only verify. Signed bytes begin with their purpose, so that a signature for
-one purpose is not valid for another.
+A secret text signs with HMAC-SHA256 of the standard library. A key in PEM form signs with ed25519 (extra `signing`). A
+public key can only verify. Signed bytes begin with their purpose, so that a signature is valid for only one purpose.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\s?#@]*")
-"""The pattern of a reference to a key. A key that is pasted in place of a reference does not match this pattern."""
+"""The pattern of a reference to a key. A key in place of a reference does not match this pattern."""
 
 _LEAST_SECRET_BYTES = 32
 _PEM = b"-----BEGIN "
@@ -29,15 +28,15 @@ _MAKE_KEY = "make one with `openssl rand -hex 32`, or `openssl genpkey -algorith
 
 
 class Signer(Protocol):
-    """A key that is ready to sign and verify. Several threads may use a signer at the same time."""
+    """A key that can sign and verify. Several threads may use it at the same time."""
 
     @property
     def key_id(self) -> str:
-        """A text that distinguishes this key from other keys, for messages. The text does not reveal the key."""
+        """A text that identifies this key in messages, without revealing it."""
         ...
 
     def sign(self, data: bytes) -> str:
-        """Return the signature of these bytes. The signature is always the same for the same bytes.
+        """Return the signature of these bytes. Equal bytes always have equal signatures.
 
         Raises:
             SigningKeyError: the key is a public key.
@@ -138,7 +137,7 @@ def _content(reference: str) -> bytes:
 
 
 def _parsed(signature: str, *, scheme: str, key_id: str) -> str:
-    """Return the digits of a signature, after a check that this key made the signature."""
+    """Check that this key made a signature. Return the digits of the signature."""
     found_scheme, _, rest = signature.partition(":")
     found_id, _, digits = rest.partition(":")
     if (found_scheme, found_id) != (scheme, key_id):

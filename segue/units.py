@@ -1,10 +1,9 @@
-"""Defines numbers with a unit: the bounds for numbers in records, and the texts of numbers for people.
+"""Defines numbers with a unit: the bounds for numbers in records, and texts that show numbers.
 
 Records come from other processes. A clock that jumped, a broken disk or another writer can leave a time of 1e12
-seconds, nan, infinity, or a negative number. If a record with such a number were refused as damaged, the rest of the
-record's content would be lost. Therefore each number is moved to the nearest bound when the record is read. Code that
-calculates with the number need not handle values outside the bounds. Durations that people write are parsed by
-`segue.cli.options`.
+seconds, nan, infinity, or a negative number. If segue refused this record as damaged, the rest of its content would be
+lost. Therefore segue moves each number to the nearest bound when it reads the record, and other code need not handle
+values outside the bounds. `segue.cli.options` parses durations that people write.
 """
 
 from __future__ import annotations
@@ -17,19 +16,17 @@ from pydantic import AfterValidator, AwareDatetime
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 MOST_SECONDS = 10 * 366 * 86_400.0
-"""Ten years in seconds. No attempt takes longer, and ten years added to any time of a clock give a valid time."""
+"""Ten years in seconds. No attempt takes longer, and ten years after any permitted time are a valid time."""
 LEAST_SECONDS = 1e-3
 MOST_COUNT = 2**53
-"""Largest count. Above this number, floating point cannot represent every whole number."""
+"""Largest count. Above this number, a 64-bit float cannot represent every whole number."""
 MOST_MONEY = 1e12
 EARLIEST, LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
 """The earliest and the latest permitted time of a clock."""
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text in the unit that fits best, with two digits or more: 20 ms, 2.5 s, 84 s, 4.1 min, 2.0
-    h.
-    """
+    """Return a duration as text in the best unit, with at least two digits: 20 ms, 2.5 s, 84 s, 4.1 min, 2.0 h."""
     length = abs(seconds)
     if length < 0.01:
         return f"{1000 * seconds:.2g} ms" if seconds else "0 s"
@@ -52,16 +49,14 @@ DEFAULT_CURRENCY = "USD"
 def money(amount: float, currency: str) -> str:
     """Return an amount as text with its currency, in enough digits to show small amounts.
 
-    Old records have an empty currency.
+    The currency of old records is empty.
     """
     digits = 2 if abs(amount) >= 1 or not amount else 4
     return f"{amount:.{digits}f} {currency or DEFAULT_CURRENCY}"
 
 
 def size(count_bytes: float) -> str:
-    """Return a number of bytes as text in the decimal unit that fits best, with two digits or more: 900 B, 28 kB, 3.4
-    GB.
-    """
+    """Return a number of bytes as text in the best decimal unit, with at least two digits: 900 B, 28 kB, 3.4 GB."""
     value, units = float(count_bytes), ["B", "kB", "MB", "GB", "TB"]
     while value >= 1000 and len(units) > 1:
         value, units = value / 1000, units[1:]
@@ -69,15 +64,12 @@ def size(count_bytes: float) -> str:
 
 
 def later(moment: datetime, seconds: float) -> datetime:
-    """Return the moment that is `seconds` later.
-
-    More than ten years count as ten years, because no run lasts longer.
-    """
+    """Return the moment that is `seconds` later, within ten years before or after `moment`."""
     return moment + timedelta(seconds=within(seconds, least=-MOST_SECONDS, most=MOST_SECONDS))
 
 
 def within(value: float, *, least: float, most: float) -> float:
-    """Return the nearest number within these bounds. Return `least` for nan."""
+    """Return the nearest number within these bounds. For nan, return `least`."""
     return least if math.isnan(value) else min(max(value, least), most)
 
 
@@ -126,9 +118,6 @@ Count = Annotated[int, AfterValidator(_count)]
 Money = Annotated[float, AfterValidator(_money)]
 Moment = Annotated[AwareDatetime, AfterValidator(_moment)]
 Figures = Annotated[dict[str, float], AfterValidator(_figures)]
-"""The numbers behind a decision, by name.
-
-A number whose name ends in `seconds` may be negative, for example a slack.
-"""
+"""The numbers behind a decision, by name. A number whose name ends in `seconds` may be negative, such as a slack."""
 Prices = Annotated[dict[str, float], AfterValidator(_prices)]
 """Prices per hour, by deployment."""

@@ -1,1 +1,1 @@
-"""Fakes and tiny recipes for segue's tests and for tests of users."""
+"""Fakes and tiny recipes for segue's own tests and for users' tests."""

@@ -1,4 +1,4 @@
-"""A clock whose time changes only if a test advances it."""
+"""A clock for tests, whose time changes only if a test advances it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 
 class FakeClock:
-    """Wall and monotonic time that change only by `advance` or `sleep`."""
+    """Wall-clock time and monotonic time that only `advance` and `sleep` change."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._start = start
@@ -22,5 +22,5 @@ class FakeClock:
         self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass."""
+        """Move both times forward by `seconds`."""
         self._elapsed_seconds += seconds

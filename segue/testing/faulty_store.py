@@ -1,4 +1,4 @@
-"""A store whose operations fail on request, to inject storage faults."""
+"""A store for tests, whose operations fail on request."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 from segue.stores.base import ObjectInfo, Refreshable, Store, StoreReadError, StoreWriteError
 
 Fault = Callable[[str, str], bool]
-"""A function of the operation's name and the key. It returns whether this call fails."""
+"""A function that gets the name of an operation and the key, and returns whether the call fails."""
 
 
 class FaultyStore:
-    """Wraps a real store.
+    """Wraps a real store, and makes some operations fail.
 
-    A failing write has no effect. With `after`, a failing write takes effect and loses only its answer.
+    A failing write has no effect. If `after` is true, the write takes effect, and only its answer is lost.
     """
 
     def __init__(self, inner: Store, *, fails: Fault, after: bool = False) -> None:

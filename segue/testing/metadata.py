@@ -1,8 +1,8 @@
 """Fake metadata services of AWS, GCE and Azure on loopback, for preemptions in tests and demos.
 
-Each service answers over real HTTP according to its provider's documentation. The answers include tokens, required
-headers, versions, long polls, and 404 if there is no notice. `environment` contains the environment variables by which
-segue and the providers' libraries find the service.
+Each service answers over real HTTP as its provider's documentation describes: tokens, required headers, versions, long
+polls, and 404 without a notice. `environment` contains the environment variables by which segue and the providers'
+libraries find the service.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from urllib.parse import parse_qs, urlsplit
 from segue.clock import Clock, SystemClock
 
 _NOWHERE = "127.0.0.1:9"
-"""An address without a service. It is the discard port of this machine."""
+"""An address without a service: the discard port of this machine."""
 NO_SERVICE = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_EC2_METADATA_SERVICE_ENDPOINT": f"http://{_NOWHERE}",
     "GCE_METADATA_HOST": _NOWHERE,
     "AZURE_POD_IDENTITY_AUTHORITY_HOST": f"http://{_NOWHERE}",
 }
-"""Environment variables with which a process finds no metadata service on any machine."""
+"""Environment variables with which a process finds no metadata service."""
 
 
 class Reply(NamedTuple):
@@ -45,13 +45,13 @@ class Request(NamedTuple):
     path: str
     query: dict[str, str]
     headers: dict[str, str]
-    """The values of the headers by header name, in lower case."""
+    """The values of the headers, by header names in lower case."""
 
 
 class FakeMetadataService:
-    """A metadata service on a free port of 127.0.0.1.
+    """A metadata service on a free port of 127.0.0.1, for tests.
 
-    It runs until it is closed, and can be used as a context manager.
+    The service runs until `close`, and is a context manager.
     """
 
     platform: ClassVar[str]
@@ -61,7 +61,7 @@ class FakeMetadataService:
         self._changed = threading.Condition()
         self._is_closed = False
         self.requests: list[str] = []
-        """Method and path of every request that the service has got so far."""
+        """Method and path of every request so far."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self._reply))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
@@ -69,7 +69,7 @@ class FakeMetadataService:
 
     @property
     def host(self) -> str:
-        """The host and the port of the service."""
+        """The host and the port of the service, as host:port."""
         return f"127.0.0.1:{self._server.server_address[1]}"
 
     @property
@@ -82,11 +82,11 @@ class FakeMetadataService:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Become the service of a new machine without a notice."""
+        """Act as the service of a new machine without a notice."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Stop the service. Requests that still wait are answered."""
+        """Answer the waiting requests, and stop the service."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -113,7 +113,7 @@ class FakeMetadataService:
 
 
 class FakeAws(FakeMetadataService):
-    """IMDSv2 of a spot instance. Every document needs a token, and a missing notice gives 404."""
+    """IMDSv2 of a spot instance. Every document needs a token, and a missing document gives 404."""
 
     platform = "aws"
 
@@ -127,11 +127,11 @@ class FakeAws(FakeMetadataService):
         self._put("spot/instance-action", {"action": action, "time": _iso(at)})
 
     def rebalance(self, at: datetime | None = None) -> None:
-        """Give a rebalance recommendation. `at` is the time of the recommendation. By default this is now."""
+        """Publish a rebalance recommendation. `at` is its time, by default the current time."""
         self._put("events/recommendations/rebalance", {"noticeTime": _iso(at or self._clock.now())})
 
     def expire_tokens(self) -> None:
-        """Refuse all tokens that were given so far."""
+        """From now on, refuse all tokens that the service has issued."""
         with self._changed:
             self._tokens.clear()
 
@@ -231,8 +231,8 @@ class FakeAzure(FakeMetadataService):
     ) -> str:
         """Add an event to the list, or change the event with this id. Return the id of the event.
 
-        With `not_before=None`, the list shows the event as begun. `resources` contains the names of the machines. None
-        means this machine.
+        If `not_before` is None, the list shows that the event has begun. `resources` names the machines of the event.
+        If it is None, the event is about this machine.
         """
         event_id = event_id or str(uuid.uuid4()).upper()
         event = {
@@ -251,7 +251,7 @@ class FakeAzure(FakeMetadataService):
         return event_id
 
     def withdraw(self, event_id: str) -> None:
-        """Remove an event from the list, because it was cancelled or is over."""
+        """Remove an event from the list, as after a cancellation or after the event."""
         with self._changed:
             del self._events[event_id]
             self._incarnation += 1

@@ -1,4 +1,4 @@
-"""Tiny recipes with all kinds of state that a resume can lose: batch norm, dropout, momentum, schedule, average."""
+"""Tiny recipes with state that a resume can lose: batch norm, dropout, momentum, a schedule, an average."""
 
 from __future__ import annotations
 
@@ -37,19 +37,16 @@ _WIDTH = 8
 
 
 def count_up(memory: mmap.mmap) -> int:
-    """Count the steps of a process in eight bytes of shared memory.
-
-    Segue does not take this memory for state of the run.
-    """
+    """Count the steps of a process in eight bytes of shared memory, which segue does not treat as the run's state."""
     count = int.from_bytes(memory[:_WIDTH], "little") + 1
     memory[:_WIDTH] = count.to_bytes(_WIDTH, "little")
     return count
 
 
 def tiny(config: dict[str, Any]) -> Recipe:
-    """A two-layer regression on synthetic data.
+    """Return a recipe for a two-layer regression on synthetic data.
 
-    Config: samples, width, batch_size, pause_seconds (per step, to make a run longer), raise_at_step.
+    The config may contain samples, width, batch_size, pause_seconds (per step, to make a run longer) and raise_at_step.
     """
     samples, width = int(config.get("samples", 256)), int(config.get("width", 16))
     generator = torch.Generator().manual_seed(7)

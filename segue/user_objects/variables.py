@@ -1,6 +1,4 @@
-"""Defines which values can be registered besides objects with a state_dict: values with parts, and variables of any
-value.
-"""
+"""Defines values without a state_dict that can be registered: values with parts, and variables of any value."""
 
 from __future__ import annotations
 
@@ -33,13 +31,13 @@ _ITERATORS = frozenset(
 _FIXED = (bool, int, float, complex, str, bytes, tuple, frozenset, types.NoneType, Enum)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 CODE = (*_FUNCTIONS, types.ModuleType, type)
-"""The types of code. Code is not state."""
+"""The types of code, which is not state."""
 
 
 def is_registrable(value: Any) -> bool:
-    """Whether the state of a value can be restored in place. Only the type of the value decides.
+    """Whether segue can restore the state of a value in place. Only the type of the value decides.
 
-    These types are collections, arrays, tables, random generators, and the user's own classes with attributes.
+    The permitted types are collections, arrays, tables, random generators, and the user's own classes with attributes.
     """
     kind = type(value)
     if isinstance(value, (*_COLLECTIONS, Variables, contextvars.ContextVar, threading.local, random.Random)):
@@ -52,7 +50,7 @@ def is_registrable(value: Any) -> bool:
 
 
 def is_users_class(kind: type) -> bool:
-    """Whether a class is part of the user's code, or itself defines which data its objects have."""
+    """Whether a class is part of the user's code, or declares the fields of its objects."""
     if "__dataclass_fields__" in dir(kind) or kind is types.SimpleNamespace:
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
@@ -70,14 +68,14 @@ def _has_attributes(value: Any) -> bool:
 class Variables:
     """Variables that training sets and that are part of the run's state.
 
-    They are given to `Recipe.extra` or to `run.track`. Example: `segue.Variables(loss, "calls")`. The first argument is
+    Pass them to `Recipe.extra` or to `run.track`, for example `segue.Variables(loss, "calls")`. The first argument is
     the holder of the variables. If the holder is a function, the variables are closure variables, default arguments,
     attributes or global variables. If it is a module, a class or an object, they are attributes. If it is a dict such
-    as `globals()`, they are entries. A resume restores tensors, arrays, lists and dicts in place, so that the change is
-    visible everywhere. All other values are assigned.
+    as `globals()`, they are entries. A resume restores tensors, arrays, lists and dicts in place, so that every
+    reference sees the change. It assigns all other values.
 
     Raises:
-        SessionError: the holder has no variable with one of the names, or no name was given.
+        SessionError: the holder lacks a variable with one of the names, or no name was given.
     """
 
     def __init__(self, holder: Any, *names: str) -> None:
@@ -89,7 +87,7 @@ class Variables:
             raise SessionError(what=what, fix='name variables that it has: segue.Variables(loss, "calls").')
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the current value of the variable. Return the default if the variable has no value."""
+        """Return the current value of the variable. If the variable has no value, return the default."""
         holder = self._holder
         if isinstance(holder, types.FunctionType):
             return _get_of_function(holder, name, default)
@@ -108,9 +106,9 @@ class Variables:
             setattr(holder, name, value)
 
     def places(self) -> Iterator[tuple[int, str]]:
-        """For each variable, the identity of its holder, and the name of the variable there.
+        """Yield for each variable the identity of its holder, and the name of the variable in the holder.
 
-        The name is empty for a closure cell.
+        For a closure cell, the name is empty.
         """
         holder = self._holder
         for name in self.names:
@@ -124,7 +122,7 @@ class Variables:
     def _may_come(self, name: str) -> bool:
         """Whether the holder may later get a variable with this name.
 
-        A function may get it only if the function's code names the variable.
+        For a function, this is possible only if the function's code names the variable.
         """
         if not isinstance(self._holder, types.FunctionType):
             return True
