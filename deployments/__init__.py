@@ -1,1 +1,1 @@
-"""Pools and job templates, by platform."""
+"""Work pools and job templates, by platform."""

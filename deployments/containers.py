@@ -1,4 +1,4 @@
-"""The commands, images and variables that the job templates of all container pools share."""
+"""Defines the commands, images and variables that all job templates of container pools share."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _IMAGES = "registry.example.com/segue"
 
 
 def command(pool: PoolName) -> dict[str, Any]:
-    """The template variable for the command of a container."""
+    """Return the template variable for the command of a container."""
     default = _PARENT_COMMAND if pool == "parents" else _SEGMENT_COMMAND
     return text("Starts the engine directly, so that SIGTERM reaches segue.", default)
 
 
 def image(*, has_accelerators: bool) -> dict[str, Any]:
-    """The template variable for the image of a container."""
+    """Return the template variable for the image of a container."""
     default = f"{_IMAGES}:{'cuda' if has_accelerators else 'cpu'}"
     return text("Image with segue, the recipe and its dependencies.", default)
 
 
 def environment(event: str) -> dict[str, Any]:
-    """The template variable for the environment. `event` names the flow runs that Prefect must not restart."""
+    """Return the template variable for the environment. `event` describes flow runs that Prefect must not restart."""
     return {
         "type": "object",
         "title": "Env",
@@ -38,11 +38,11 @@ def environment(event: str) -> dict[str, Any]:
 
 
 def text(description: str, default: str | None) -> dict[str, Any]:
-    """A template variable for a text; without a default, the variable is optional."""
+    """Return a template variable for a text. Without a default, the variable is optional."""
     kind: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "null"}]} if default is None else {"type": "string"}
     return {"description": description, "default": default, **kind}
 
 
 def number(description: str, default: int) -> dict[str, Any]:
-    """A template variable for a whole number."""
+    """Return a template variable for a whole number."""
     return {"description": description, "default": default, "type": "integer", "minimum": 0}

@@ -1,4 +1,4 @@
-"""The start of a run's parent flow through Prefect, and the display of the run's progress."""
+"""Starts a run's parent flow through Prefect, and shows the run's progress."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from segue.stores.base import StoreReadError, StoreWriteError
 _LOOK_SECONDS = 0.25
 _ASK_PREFECT_SECONDS = 1.0
 _MOST_RESTARTS = 5
-"""Highest number of times that one command starts the parent of its run again."""
+"""Maximum number of times that one command restarts the parent of its run."""
 
 Observer = Callable[[History, Heartbeat | None], str | None]
-"""A function that is called with each new state of the run. If it returns a text, the text is printed above the
-progress bar."""
+"""A function that is called with each new state of the run. If it returns a text, the text is printed on the
+terminal."""
 
 
 def require_server() -> None:
@@ -52,10 +52,10 @@ def require_server() -> None:
 
 
 def require_deployments(client: SyncPrefectClient, spec: RunSpec, *, is_new: bool = True) -> None:
-    """If this Prefect server cannot run the run, refuse the run before any record of it is written.
+    """If this Prefect server cannot execute the run, refuse the run before writing any record.
 
     Raises:
-        OrchestratorError: the server does not answer, or a deployment or its pool is missing or cannot be used.
+        OrchestratorError: the server does not answer, or a deployment or its pool is missing or unusable.
     """
     require_server()
     try:
@@ -70,7 +70,7 @@ def require_deployments(client: SyncPrefectClient, spec: RunSpec, *, is_new: boo
 def trigger(
     client: SyncPrefectClient, spec: RunSpec, *, accept_drift: bool = False, requested_at_slot: int | None = None
 ) -> UUID:
-    """Create the parent's flow run, and return the id of the flow run.
+    """Create the parent's flow run, and return its id.
 
     `requested_at_slot` is the number of the next record in the run's log. If a later record stops the run, this start
     does not undo the stop.
@@ -85,7 +85,7 @@ def follow(
 ) -> State:
     """Show progress until the run has ended. Return the final state of the run's parent. Ctrl-C cancels the run.
 
-    If the parent dies, this function starts it again, in the same way as the flow `recover`.
+    If the parent dies, the function starts it again, as the flow `recover` does.
     """
     parent = _Parent(client, flow_run_id, runlog)
     try:
@@ -99,7 +99,7 @@ def follow(
 
 
 class _Parent:
-    """The parent that a command follows. The class reads the state of the parent, and recovers it."""
+    """Reads the state of the parent that a command follows, and recovers the parent."""
 
     def __init__(self, client: SyncPrefectClient, flow_run_id: UUID, runlog: RunLog) -> None:
         self.flow_run_id = flow_run_id
@@ -108,7 +108,7 @@ class _Parent:
         self._restarts, self._is_crashed = 0, False
 
     def final_state(self) -> State | None:
-        """The final state of the parent; None while the parent runs or is about to be started again."""
+        """Return the final state of the parent. While it runs, or before a restart, return None."""
         try:
             state = self._client.read_flow_run(self.flow_run_id).state
         except SILENCE:
@@ -124,10 +124,10 @@ class _Parent:
             return None
 
     def recover(self) -> str | None:
-        """If the parent is dead, start it again, and return a text about this for the terminal. Otherwise return None.
+        """If the parent is dead, start it again, and return a text for the terminal. If it is alive, return None.
 
         Raises:
-            StoreReadError, StoreWriteError: the store failed; a retry is safe.
+            StoreReadError, StoreWriteError: the store failed. A retry is safe.
         """
         record = read_parent(self._runlog.store, self._runlog.run_id)
         if record is None or self._restarts >= _MOST_RESTARTS:
@@ -149,22 +149,24 @@ class _Parent:
 
 
 class StepBar(Progress):
-    """A progress bar on a terminal. In a file or pipe, it prints one line for each new activity, and one line for each
-    tenth of the steps."""
+    """A progress bar on a terminal.
+
+    In a file or pipe, it prints a line for each activity and each tenth of the steps.
+    """
 
     def __init__(self, *columns: ProgressColumn) -> None:
         super().__init__(*columns, console=errors)
         self._lines = StepLines(lambda text: errors.print(f"  {text}", markup=False))
 
     def show(self, task: TaskID, *, doing: str, step: int, steps: int, loss: str = "") -> None:
-        """Show the progress of the training."""
+        """Show the current activity, step and loss."""
         self.update(task, completed=step, description=doing, loss=loss)
         if not self.console.is_terminal:
             self._lines(doing, step, steps)
 
 
 def step_bar() -> StepBar:
-    """A progress bar with the pool and the loss. It is on standard error, because standard output is for results."""
+    """Return a progress bar with the pool and the loss, on standard error, because standard output is for results."""
     columns = (
         TextColumn("{task.description:<34}"),
         BarColumn(bar_width=40),
@@ -219,5 +221,5 @@ def _show(bar: StepBar, task: TaskID, runlog: RunLog, history: History) -> Heart
 
 
 def open_client() -> SyncPrefectClient:
-    """A client of the configured server."""
+    """Return a client of the configured Prefect server."""
     return get_client(sync_client=True)

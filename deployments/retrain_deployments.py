@@ -1,4 +1,4 @@
-"""Deployments of scheduled retrainings. There is one deployment for each model, made from the model's retrain.toml."""
+"""Makes the deployments of scheduled retrainings, one for each model, from the model's retrain.toml."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ _LOOK_SECONDS = 1.0
 
 
 def deploy(client: SyncPrefectClient, spec: RetrainSpec, *, file: str, working_dir: Path, active: bool) -> UUID:
-    """Create or update the deployment `retrain/NAME` on the pool `parents`, with its schedule. Return the id of the
-    deployment.
+    """Create or update the deployment `retrain/NAME` on the pool `parents`, with its schedule. Return its id.
 
     `file` is the path of retrain.toml, relative to `working_dir`. The flow runs in the folder `working_dir`.
 
@@ -76,8 +75,10 @@ def deploy(client: SyncPrefectClient, spec: RetrainSpec, *, file: str, working_d
 
 
 def _deploy_watch(client: SyncPrefectClient, spec: RetrainSpec, common: Mapping[str, Any], *, active: bool) -> None:
-    """Create or update the deployment `watch/NAME` with its event. If the specification has no [trigger], delete the
-    deployment."""
+    """Create or update the deployment `watch/NAME`, with its event.
+
+    If the specification has no [trigger], delete the deployment.
+    """
     if spec.trigger is None:
         with suppress(ObjectNotFound):
             client.delete_deployment(client.read_deployment_by_name(f"{WATCH}/{spec.name}").id)
@@ -99,7 +100,7 @@ def _deploy_watch(client: SyncPrefectClient, spec: RetrainSpec, common: Mapping[
 
 
 def start_slot(client: SyncPrefectClient, spec: RetrainSpec, slot: datetime) -> UUID:
-    """Create a flow run of the deployment for this slot, and return the id of the flow run.
+    """Create a flow run of the deployment for this slot, and return its id.
 
     Raises:
         OrchestratorError: the retraining has no deployment on this server.
@@ -115,9 +116,9 @@ def start_slot(client: SyncPrefectClient, spec: RetrainSpec, slot: datetime) -> 
 
 
 def wait_for(client: SyncPrefectClient, flow_run_id: UUID) -> State:
-    """Wait until a flow run ends or waits for a person. Return the state of the flow run at this time.
+    """Wait until a flow run ends or waits for a person. Return its state.
 
-    If the server does not answer, the function keeps waiting.
+    If the server does not answer, continue to wait.
 
     Raises:
         OrchestratorError: the server refuses to answer.
@@ -137,7 +138,7 @@ def publish_history(client: SyncPrefectClient, models: Models, *, zone: tzinfo) 
     """Publish a model's history after a person has changed the version in service.
 
     Raises:
-        httpx.HTTPError, PrefectHTTPStatusError: the history was not published; the next slot publishes it.
+        httpx.HTTPError, PrefectHTTPStatusError: the history was not published. The next slot publishes it.
     """
     artifact = LiveArtifact(artifact_key(f"model-{models.name}"), kind="markdown")
     artifact.write(client, history_page(models, zone=zone), description=f"History of {models.name}")

@@ -1,8 +1,7 @@
-"""The Prefect engine of a segment. It starts the trainer in parallel. The command is `python -m
-segue.flows.prefect_engine`.
+"""Runs the Prefect engine of a segment and, in parallel, starts the trainer: `python -m segue.flows.prefect_engine`.
 
-The deployments that train use this command, so that Prefect and torch are imported in parallel. With `--wait`, Prefect
-and torch are imported before the process has a flow run. The worker that started the process later sends the flow run
+The deployments that train use this command, so that Prefect and torch are imported in parallel. With `--wait`, the
+process imports Prefect and torch before it has a flow run. Later, the worker that started the process sends a flow run
 on standard input.
 """
 
@@ -22,7 +21,7 @@ WAIT_OPTION = "--wait"
 
 
 def main() -> None:
-    """Run the flow run that the environment names. With `--wait`, run the flow run that standard input names."""
+    """Run the flow run that the environment names or, with `--wait`, the flow run that standard input names."""
     start_early()
     if sys.argv[1:] == [WAIT_OPTION] and not _take_flow_run():
         return
@@ -33,8 +32,10 @@ def main() -> None:
 
 
 def _take_flow_run() -> bool:
-    """Import the modules of a segment. Then read the variables of a flow run from standard input. Return False if the
-    worker has ended."""
+    """Import the modules of a segment. Then read the variables of a flow run from standard input.
+
+    If the worker has ended, return False.
+    """
     # Ctrl-C on a terminal reaches the whole process group. This process has nothing to save, so it ends at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for name in ("prefect.flow_engine", "segue.flows.segment", "segue.prefect.refused_requests"):

@@ -1,4 +1,4 @@
-"""Flow `recover`, which a schedule runs. It starts the dead parents of open runs again."""
+"""Defines the flow `recover`, which starts the dead parents of open runs again, on a schedule."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from segue.spec import StoreSpec
 
 @flow(name="recover", retries=0, validate_parameters=True, persist_result=False)
 def recover(stores: list[StoreSpec] | None = None, *, take_over: bool = False) -> Any:
-    """Find open runs that have no living parent, and start their parents again.
+    """Find open runs without a living parent, and start their parents again.
 
-    The flow may run at any time. Several runs of this flow may also run in parallel. If `stores` is not given, the flow
-    checks every store that a parent or a retraining of this Prefect server used in the last 30 days. If another server
-    started a run, the flow recovers this run only if `take_over` is set.
+    The flow may run at any time, and several runs of this flow may run in parallel. If `stores` is not given, the flow
+    checks every store that a parent or a retraining of this Prefect server used in the last 30 days. The flow recovers
+    runs that another server started only if `take_over` is set.
     """
     with get_client(sync_client=True) as client:
         every_seconds = interval_seconds(client)
@@ -38,8 +38,7 @@ def recover(stores: list[StoreSpec] | None = None, *, take_over: bool = False) -
 
 
 def _end_late_starts(client: SyncPrefectClient) -> None:
-    """End late starts, which accumulate while no worker runs. Each late start would also end by itself soon after it
-    begins."""
+    """End late starts, which accumulate while no worker runs. A late start would also end soon after its own begin."""
     own, due = deployment.id, flow_run.scheduled_start_time
     if own is None or due is None:
         return

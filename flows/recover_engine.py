@@ -1,10 +1,10 @@
-"""The Prefect engine for a start of `recover`: `python -m segue.flows.recover_engine`.
+"""Runs the Prefect engine for a start of `recover`: `python -m segue.flows.recover_engine`.
 
 While no worker runs, scheduled starts accumulate (hundreds in a night), and the next worker begins all these starts
 together. If a worker's clock is ahead, the worker also takes the starts of the next minutes at once. Each start that
 loads Prefect uses several seconds of a core and 150 MB of memory. Therefore a late start ends in this module, before it
-loads Prefect, and a start that is early by the server's clock waits in this module. A check that is due is never
-prevented. If the server does not answer, or if no worker has taken a later start, the engine runs.
+loads Prefect. A start that is early by the server's clock waits in this module. If the server does not answer, or if no
+worker has taken a later start, the engine runs, so that no due check is lost.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from typing import Any
 from segue.process import FLOW_RUN_VARIABLE
 
 _LATE = timedelta(minutes=2)
-"""The same value as in `segue.prefect.recovery.schedule`. It is repeated here because that module loads Prefect."""
+"""Copy of the value in `segue.prefect.recovery.schedule`, because that module loads Prefect."""
 _ANSWER_SECONDS = 5.0
 _LONGEST_WAIT_SECONDS = 60.0
-"""Longest wait, in seconds, before the next request to the server. The server's clock may change, and a person may
-cancel the start."""
+"""Longest wait in seconds before the next request to the server, because the clock or the start's state may change."""
 _TAKEN = ("PENDING", "RUNNING", "COMPLETED")
 
 
 def main() -> None:
-    """Wait until the flow run that the environment names is due, and then run it. If a later start replaces the flow
-    run, do not run it."""
+    """Wait until the flow run that the environment names is due, and run it.
+
+    If a later start replaces the flow run, do not run it.
+    """
     while (seconds := seconds_until_due(os.environ)) > 0:
         threading.Event().wait(min(seconds, _LONGEST_WAIT_SECONDS))
     if not ended_as_late(os.environ):
@@ -45,8 +46,10 @@ def main() -> None:
 
 
 def seconds_until_due(environment: Mapping[str, str]) -> float:
-    """Seconds until this start is due by the server's clock. The result is 0 if the start is due or cancelled, or if
-    the time is unknown."""
+    """Return the seconds until this start is due by the server's clock.
+
+    If the start is due or cancelled, or if the time is unknown, return 0.
+    """
     try:
         own, now = _Server(environment).ask("GET", f"/flow_runs/{environment[FLOW_RUN_VARIABLE]}")
         due = own.get("expected_start_time")
@@ -59,8 +62,10 @@ def seconds_until_due(environment: Mapping[str, str]) -> float:
 
 
 def ended_as_late(environment: Mapping[str, str]) -> bool:
-    """End this flow run if it is late and a worker has taken a later flow run of the same deployment. Return True if
-    this flow run was ended."""
+    """If this flow run is late and a worker has taken a later flow run of the deployment, end this flow run.
+
+    Return True if this flow run was ended.
+    """
     try:
         server = _Server(environment)
         own, now = server.ask("GET", f"/flow_runs/{environment[FLOW_RUN_VARIABLE]}")
@@ -78,8 +83,7 @@ def ended_as_late(environment: Mapping[str, str]) -> bool:
 
 
 def is_late(own: Mapping[str, Any], *, now: datetime) -> bool:
-    """True if a flow run is so late, by the server's clock, that a later flow run of the same deployment does its
-    work."""
+    """Whether a flow run is so late, by the server's clock, that a later flow run of the deployment does its work."""
     due = own.get("expected_start_time")
     return bool(own.get("deployment_id")) and due is not None and now - datetime.fromisoformat(due) > _LATE
 
@@ -97,7 +101,7 @@ def _later_than(own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Server:
-    """The Prefect server that the environment names. Requests to this server do not use Prefect's client."""
+    """The Prefect server that the environment names, without Prefect's client."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._url = environment["PREFECT_API_URL"].rstrip("/")

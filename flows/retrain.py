@@ -1,5 +1,5 @@
-"""Flow `retrain`, which a schedule runs. It checks a slot's data, trains a candidate, evaluates the candidate, and
-promotes it if it is better."""
+"""Defines the flow `retrain`, which a schedule runs. It checks a slot's data, and trains and evaluates a candidate. If
+the candidate is better, it promotes the candidate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MISSED = "no worker started it while it was the newest slot"
 
 
 def _name() -> str:
-    """Name of a flow run. It is the name of the slot, or the name of the file if the file cannot be read."""
+    """Return the name of a flow run: the name of the slot. If the file cannot be read, return the file's name."""
     file = Path(str(flow_run.parameters.get("file", "retrain.toml")))
     try:
         spec = RetrainSpec.from_toml(file)
@@ -42,9 +42,9 @@ def _name() -> str:
 def retrain(file: str = "retrain.toml", *, slot: datetime | None = None) -> Any:
     """Train, evaluate and publish one slot of the schedule in `file`, exactly once even if the flow starts repeatedly.
 
-    `slot` is the time of the slot to train. If the time has no zone, it is in the schedule's zone. The default is the
-    time for which this flow run was scheduled. A repeated start of the flow continues the slot, with the same window,
-    the same run and the same candidate.
+    `slot` is the time of the slot to train. A time without a zone is in the schedule's zone. The default is the
+    scheduled time of this flow run. If the flow starts again, it continues the slot with the same window, run and
+    candidate.
     """
     survive_broken_output()
     quieten()
@@ -87,8 +87,7 @@ def _slot(spec: RetrainSpec, given: datetime | str | None) -> datetime:
 
 
 def _missed(spec: RetrainSpec, runner: SlotRunner, slot: datetime) -> tuple[Sequence[datetime], bool]:
-    """The earlier slots of the schedule that no flow run has begun. The second value is True if this slot itself was
-    missed."""
+    """Return the earlier slots of the schedule that no flow run has begun, and whether this slot itself was missed."""
     now, known = parent_clock().now(), runner.log.read().slots
     taken = {*known, *runner.turns.living()}
     is_of_schedule = slot in ticks(spec, since=slot - timedelta(seconds=1), until=slot)

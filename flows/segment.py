@@ -1,4 +1,4 @@
-"""Flow `segment`, which the pools run. It is one attempt on this machine, or a standby that waits for an attempt."""
+"""Defines the flow `segment`, which the pools run: an attempt, or a standby that waits for an attempt."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ from segue.records import SegmentPlan, SegmentReport
 from segue.spec import RunSpec
 
 _API_SECONDS = 120.0
-"""Longest time, in seconds, that an ended segment waits for the Prefect API to set the segment's state. The report is
-already in the log."""
+"""Longest time in seconds for which an ended segment, whose report is in the log, waits for the Prefect API."""
 
 
 @flow(name="segment", retries=0, validate_parameters=True, persist_result=False)
 def segment(
     spec: RunSpec, plan: SegmentPlan | None = None, standby: str | None = None, parent: str | None = None
 ) -> State[Any]:
-    """Train one attempt of a run on this machine; the returned state and the run's log show how the attempt ended.
+    """Train one attempt of a run on this machine. The returned state and the run's log show how the attempt ended.
 
-    With `standby` instead of `plan`, the flow is a standby: while on-demand trains, it waits until the run's log has a
-    plan for it, or until it is no longer needed. `parent` is the parent's flow run: if the parent is cancelled, this
-    flow run ends too.
+    With `standby` instead of `plan`, the flow is a standby. While on-demand trains, the flow waits until the run's log
+    contains a plan for it, or until the standby is no longer needed. `parent` is the parent's flow run: if the parent
+    is cancelled, this flow run ends too.
     """
     survive_broken_output()
     quieten()
@@ -90,8 +89,7 @@ def _state_of_left(left: Left) -> State[Any]:
 
 
 class _Cancellation:
-    """A watch that turns a cancellation of this flow run, or of the parent's flow run, into a notice. It is needed
-    because containers get no signal."""
+    """Turns a cancellation of this flow run, or of the parent's, into a notice, because containers get no signal."""
 
     def __init__(self, relay: NoticeRelay, flow_runs: list[str | None]) -> None:
         self._relay = relay

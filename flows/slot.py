@@ -1,4 +1,4 @@
-"""One slot of a scheduled retraining, from the choice of its data to the version that it trains."""
+"""Runs one slot of a scheduled retraining, from the choice of its data to the version that it trains."""
 
 from __future__ import annotations
 
@@ -51,13 +51,11 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 
 class _LeftWaitingError(Exception):
-    """The candidate of an earlier slot waits for a person's decision. The flow run of the earlier slot asks for this
-    decision."""
+    """The candidate of an earlier slot waits for a decision, which the flow run of the earlier slot requests."""
 
 
 class SlotRunner:
-    """An object that runs the slots of one retraining. The model's log has every step of a slot, so a slot that died
-    can continue."""
+    """Runs the slots of one retraining. A dead slot can continue, because the model's log contains every step."""
 
     def __init__(self, spec: RetrainSpec, *, folder: Path, logger: Logger) -> None:
         """`folder` is the folder of retrain.toml."""
@@ -79,14 +77,13 @@ class SlotRunner:
         self._store.check()
 
     def run(self, slot: datetime, *, after: Sequence[datetime] = ()) -> State[Any]:
-        """Wait for the turn of a slot, and then run the slot to its end. A slot that has already trained a candidate is
-        not run again.
+        """Wait for the turn of a slot, and then run the slot to its end. If it already has a candidate, do not run it.
 
         The slots in `after` were missed, so they run before this slot.
 
         Raises:
             ParentAliveError: another flow run runs this slot.
-            StoreError: the store cannot be used; the slot stays open, and recovery starts it again.
+            StoreError: the store cannot be used. The slot stays open, and recovery starts it again.
         """
         self._own = slot
         return self._run_as_parent(slot, after=after)
@@ -151,9 +148,9 @@ class SlotRunner:
             return _superseded(start.run.run_id)
 
     def _begun_before(self, known: SlotState | None) -> SlotStart | None:
-        """The recorded start that a slot continues with the same window and run; None if the slot begins from scratch.
+        """Return the recorded start that a slot continues with the same window and run.
 
-        A slot that ended without a checkpoint begins from scratch, with the current settings and data.
+        If the slot has no start, or ended without a checkpoint, return None. It then begins from scratch.
         """
         if known is None or known.start is None or known.start.run is None:
             return None
@@ -165,12 +162,11 @@ class SlotRunner:
         return as_parent(lambda: self.log.open_slot(start), what="slot")
 
     def _planned(self, slot: datetime) -> SlotStart:
-        """Choose the window of the slot and check the data of the window. Then record the start of the slot, before any
-        capacity is bought.
+        """Choose and check the window of the slot. Then record the start of the slot, before capacity is bought.
 
         Raises:
             NoDataError: there are no files for the window.
-            SameDataError: the slot was begun for new data, but the data has not changed.
+            SameDataError: new data started the slot, but the data has not changed.
             SegueError: the window could not be read or checked.
         """
         spec = self._spec
@@ -229,7 +225,7 @@ class SlotRunner:
         """Suspend the flow run until a person decides about the slot's candidate, then end the slot.
 
         Raises:
-            _LeftWaitingError: this flow run belongs to a later slot, and a later slot does not wait for the decision.
+            _LeftWaitingError: this flow run belongs to a later slot, which does not wait for the decision.
             Recovery starts a flow run that asks for the decision.
         """
         if slot != self._own and as_parent(self.log.read, what="log of the model").slots[slot].is_waiting:
@@ -242,7 +238,7 @@ class SlotRunner:
         return _done(state, run_id_of(self._spec, slot))
 
     def _in_time(self, run: RunSpec, history: History) -> RunSpec:
-        """The run spec without its deadline if the deadline passed before the run began; otherwise the spec itself."""
+        """Return the run spec. If its deadline passed before the run began, return it without a deadline."""
         if history.spec is not None:
             return run.model_copy(update={"deadline": history.spec.deadline})
         is_past = run.deadline is not None and run.deadline <= self._clock.now()
@@ -276,7 +272,7 @@ class SlotRunner:
         return State(type=state.type, message=state.message)
 
     def _adopt(self, slot: datetime) -> None:
-        """Run an earlier slot before this slot. The earlier slot was missed, or its flow run has died."""
+        """Run an earlier slot that was missed, or whose flow run has died, before this slot."""
         self._logger.warning("running an earlier slot first slot=%s", slot.isoformat())
         try:
             self._run_as_parent(slot)
@@ -307,7 +303,7 @@ class SlotRunner:
         return end is not None and end.outcome == "superseded"
 
     def _end(self, slot: datetime, outcome: SlotOutcome, why: str, word: Word | None = None) -> State[Any]:
-        """End a slot, and return the state `word` for its flow run. Without `word`, the flow run has failed."""
+        """End a slot, and return the state `word` for its flow run. Without `word`, return a failed state."""
         self._finish(slot, outcome, why)
         message = f"{run_id_of(self._spec, slot)}: {why}"
         return state_with(word, message) if word is not None else Failed(message=message)
@@ -317,7 +313,7 @@ class SlotRunner:
         self._publish(slot)  # Another process may have ended the slot.
 
     def _publish(self, slot: datetime) -> None:
-        """Publish the pages of a slot from the model's log. The slot has ended, or waits for a decision."""
+        """Publish the pages of a slot that has ended or waits for a decision, from the model's log."""
         models = as_parent(self.log.read, what="log of the model")
         publish_model(self._spec, models.slots[slot].version, return_state=True)
         announce(self._spec, models, slot, log_id=self.log.log_id, logger=self._logger)

@@ -1,5 +1,5 @@
-"""Flow `train`, the parent of a run. It repeatedly makes a decision, runs a segment and judges the resume of the
-segment, until a decision ends the run."""
+"""Defines the flow `train`, the parent of a run. Until a decision ends the run, it decides, runs a segment, and judges
+the resume of the segment."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from segue.tasks.segment import open_run, plan_segment, run_segment
 
 _CANCELLED = "the parent's flow run was cancelled"
 _API_SECONDS = 900.0
-"""Longest wait, in seconds, for the Prefect API to set the parent's state after the end of the run."""
+"""Longest time in seconds for which a parent waits for the Prefect API after the end of its run."""
 
 
 @flow(name="train", flow_run_name="{spec.run_id}", retries=0, validate_parameters=True, persist_result=False)
@@ -59,9 +59,8 @@ def train(
 
     If the flow starts again with the same run id, it resumes the run from the run's log. If an attempt is still alive,
     the flow waits for this attempt and starts no second attempt. If another parent is alive, the flow ends at once.
-    `requested_at_slot` is the number that the next record of the log had when the start was requested. If a later
-    record stops the run, the flow does not undo the stop. `after_parent` is the id of a parent that is known to be
-    dead.
+    `requested_at_slot` is the number of the log's next record when the start was requested. If a later record stops the
+    run, the flow does not undo the stop. `after_parent` is the id of a parent that is known to be dead.
     """
     survive_broken_output()
     quieten()
@@ -112,8 +111,7 @@ def _run(spec: RunSpec, parent: ParentHeartbeat) -> State[Any]:
 
 
 def _leave(spec: RunSpec, parent: ParentHeartbeat, why: Why) -> State[Any]:
-    """End this parent. The run's attempt continues to train, unless a person cancelled the flow run. A cancellation
-    stops the run."""
+    """End this parent. If a person cancelled the flow run, stop the run. If not, its attempt continues to train."""
     if why is Why.CANCELLED:
         parent.require_own()  # Another parent's run is not stopped.
         with suppress(StoreError, RunOverError):  # The flow `recover` stops it later.
@@ -137,7 +135,7 @@ def _parent_of(spec: RunSpec, after_parent: str | None) -> ParentHeartbeat:
 
 
 def _conclude(spec: RunSpec, live: LiveRun, decision: Decision, *, has_resumed: bool) -> State[Any]:
-    """Publish the pages of a run that has ended. Return the final state of the parent's flow run."""
+    """Publish the pages of an ended run. Return the final state of the parent's flow run."""
     _release_leftovers(spec)
     live.finish()  # First: the version created last has to be the newest.
     publish_run(spec, return_state=True)  # The returned state is ignored: a failed artifact must not fail the run.
@@ -149,8 +147,10 @@ def _conclude(spec: RunSpec, live: LiveRun, decision: Decision, *, has_resumed: 
 
 
 def _release_leftovers(spec: RunSpec) -> None:
-    """Cancel the standbys and the requests of an ended run. A failure is only logged, because a standby or a start
-    without a run ends by itself."""
+    """Cancel the standbys and the requests of an ended run.
+
+    If this fails, only log the failure, because a standby or a start without a run ends by itself.
+    """
     try:
         runlog = open_log(spec).reload()
         with closing(PrefectOrchestrator(log_id=runlog.log_id)) as prefect:
@@ -165,7 +165,7 @@ def _late_seconds(spec: RunSpec) -> float | None:
 
 
 class _Tasks:
-    """The work of the parent. Each part of this work is a task in the Prefect UI."""
+    """The tasks of the parent, as the Prefect UI shows them."""
 
     def __init__(self, spec: RunSpec, parent: ParentHeartbeat, live: LiveRun) -> None:
         self._spec, self._parent, self._live = spec, parent, live

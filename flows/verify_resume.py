@@ -1,5 +1,5 @@
-"""Flow `verify-resume`. It trains a run twice on the run's own pools and store, the second time with kills, and
-compares the two runs."""
+"""Defines the flow `verify-resume`, which trains a run twice on its own pools and store, the second time with kills,
+and compares both runs."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def verify_resume(
 ) -> Any:
     """Train `spec` twice on its own spot pools and store, disturb the second run, and compare the final states.
 
-    The names of the two runs contain the scheduled time. A flow run that starts again, or another flow run with the
-    same time as its `slot`, therefore continues the same two runs. The disturbances come at random moments after the
-    first commit: the trainer gets SIGKILL `kills` times and a termination notice `notices` times.
+    The run ids of the two runs contain the scheduled time. Therefore a flow run that starts again, or another flow run
+    with this time as its `slot`, continues the two runs. The disturbances come at random moments after the first
+    commit: the trainer gets SIGKILL `kills` times and a notice `notices` times.
     """
     quieten()
     kinds = [DisturbanceKind.KILL] * kills + [DisturbanceKind.NOTICE] * notices
@@ -72,7 +72,7 @@ def _slot(given: datetime | None) -> datetime:
 
 
 def _recorded(runs: DrillRuns) -> tuple[Verification, ...]:
-    """The verifications up to the verification of this slot. Empty if this slot has no conclusive verification yet."""
+    """Return the verifications up to this slot's. If this slot has no conclusive verification, return none."""
     log = VerificationsLog(open_store(runs.spec.store), runs.spec.run_id, spec=runs.spec.store)
 
     def read() -> tuple[Verification, ...]:
@@ -98,8 +98,7 @@ def _verified(runs: DrillRuns, kinds: Sequence[DisturbanceKind]) -> tuple[Verifi
 
 
 def _train_to_its_end(spec: RunSpec) -> tuple[History, str | None]:
-    """Start or continue a run. Return the history of the run. If the run has not ended, also return the message of its
-    parent."""
+    """Start or continue a run, and return its history. If the run has not ended, also return its parent's message."""
     known = as_parent(lambda: _history_of(spec), what="log")
     if known is not None and known.is_over and (known.is_finished(spec) or known.decisions[-1].action == "broken"):
         return known, None  # A failed run continues, because the cause may be corrected.
@@ -118,8 +117,7 @@ def _history_of(spec: RunSpec) -> History | None:
 
 
 def _await_end(spec: RunSpec) -> None:
-    """Wait for the end of a run that has another parent. `recover` started the other parent after an earlier flow run
-    died."""
+    """Wait for the end of a run whose other parent `recover` started after an earlier flow run died."""
     runlog, clock = open_log(spec), parent_clock()
     while not as_parent(lambda: read_history(runlog), what="log").is_over:
         clock.sleep(_LOOK_SECONDS)

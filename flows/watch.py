@@ -1,5 +1,5 @@
-"""Flow `watch`, which runs on a schedule and after events. It begins a slot if new data has arrived, or if data in
-service has drifted."""
+"""Defines the flow `watch`, which runs on a schedule and after events. If new data has arrived, or data in service has
+drifted, it begins a slot."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from segue.tasks.retraining import look_for_triggers, start_triggered
 
 @flow(name="watch", retries=0, validate_parameters=True, persist_result=False)
 def watch(file: str = "retrain.toml") -> State[Any]:
-    """Check once if the retraining in `file` has new or drifted data, and start the flow runs of the new slots.
+    """Check the retraining in `file` once for new or drifted data, and start the flow runs of new slots.
 
-    Several runs of this flow may run in parallel, because the same data can start only one slot. If the check fails,
-    the flow still starts the slots that earlier checks recorded.
+    Several runs of this flow may run in parallel, because the log accepts only one slot for the same data. If the check
+    fails, the flow still starts the slots that earlier checks recorded.
     """
     quieten()
     said: list[str] = []

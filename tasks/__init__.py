@@ -1,1 +1,1 @@
-"""The Prefect tasks. Each task calls one engine function, publishes the result, and returns a record."""
+"""The Prefect tasks of segue. Each task calls one engine function, publishes the result, and returns a record."""

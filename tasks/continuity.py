@@ -1,5 +1,4 @@
-"""The tasks of verdicts. They judge one resume, record and publish a scheduled verification, and remove the checkpoints
-of the verification."""
+"""The tasks that judge a resume, record and publish a scheduled verification, and remove its checkpoints."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ _RETRY_SECONDS = 2.0
 
 @task(name="judge-resume", retries=0, cache_policy=NO_CACHE)
 def judge_resume(spec: RunSpec, report: SegmentReport) -> Verdict | None:
-    """The verdict on an attempt's resume; None if the attempt started from step 0 or never claimed the run."""
+    """Judge an attempt's resume. If the attempt started from step 0 or never claimed the run, return None."""
     runlog = as_parent(open_log(spec).reload, what="log")
     verdict = as_parent(lambda: settle_verdict(runlog, report), what="verdict")
     if verdict is not None:
@@ -50,7 +49,7 @@ def judge_resume(spec: RunSpec, report: SegmentReport) -> Verdict | None:
 def record_verification(
     runs: DrillRuns, kinds: Sequence[DisturbanceKind], *, said: str | None = None
 ) -> tuple[Verification, ...]:
-    """Compare the two runs, and record the outcome. Return all verifications up to this verification."""
+    """Compare the two runs, and record the outcome. Return all verifications up to this one."""
     found = as_parent(lambda: _found(runs, said), what="logs of the two runs")
     outcome = judge_verification(runs, found, kinds=kinds)
     get_run_logger().info("verification judged outcome=%s reason=%s", outcome.outcome, outcome.reason)
@@ -96,8 +95,7 @@ def publish_verification(spec: RunSpec, history: Sequence[Verification]) -> None
 
 @task(name="tidy-verification", retries=0, cache_policy=NO_CACHE)
 def tidy_verification(spec: RunSpec, history: Sequence[Verification]) -> None:
-    """Remove the checkpoints of a verification that passed. If this fails, the next verification removes the
-    checkpoints."""
+    """Remove the checkpoints of a passed verification. If this fails, the next verification removes them."""
     try:
         tidy(open_store(spec.store), history, history[-1], spec=spec.store)
     except (StoreReadError, StoreWriteError) as error:

@@ -1,4 +1,4 @@
-"""The tasks of a run's loss curve. They publish a check of the curve, and a plot of a resume, as artifacts."""
+"""The tasks that publish a check of a run's loss curve, and a plot of a resume, as artifacts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from segue.spec import RunSpec
 
 @task(name="check-curve", retries=0, cache_policy=NO_CACHE)
 def check_curve(spec: RunSpec) -> CurveReport:
-    """Check a run's loss curve. The findings are in the artifact `segue-<run>-curve` and in the returned record."""
+    """Check a run's loss curve. The artifact `segue-<run>-curve` and the returned record contain the findings."""
     report = check_curve_here(open_log(spec))
     for item in report.failed:
         get_run_logger().warning("curve expectation failed name=%s observed=%s", item.name, item.observed)
@@ -30,7 +30,7 @@ def check_curve(spec: RunSpec) -> CurveReport:
 
 @task(name="publish-resume-point", retries=0, cache_policy=NO_CACHE)
 def publish_resume(spec: RunSpec, segment: int | None = None) -> None:
-    """Plot the newest resume of a segment, or of the run, in the artifact `segue-<run>-resume-point`."""
+    """Plot the newest resume of a segment, or of the whole run, in the artifact `segue-<run>-resume-point`."""
     png = base64.b64encode(draw_resume(open_log(spec), segment=segment)).decode()
     text = Markup(f"![loss before and after the resume](data:image/png;base64,{png})")
     key = artifact_key(f"{spec.run_id}-resume-point")

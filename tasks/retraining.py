@@ -1,5 +1,5 @@
-"""The tasks of scheduled retraining. For a slot, they choose and check the window, begin with a version, evaluate the
-candidate, and publish the pages. They also begin slots for new or drifted data."""
+"""The tasks of scheduled retraining: they choose and check a slot's window, begin with a version, evaluate the
+candidate, and publish pages. They also begin slots for new or drifted data."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_functions(spec: RetrainSpec) -> None:
 
 @task(name="choose-window", retries=0, cache_policy=NO_CACHE)
 def choose_window(spec: RetrainSpec, slot: datetime) -> tuple[Window, dict[str, Path]]:
-    """The files of a slot with their hashes and row counts, and the local path of each file."""
+    """Return the files of a slot with their hashes and row counts, and the local path of each file."""
     window, local = window_of(spec, slot)
     log = get_run_logger()
     for missing in window.missing:
@@ -68,7 +68,7 @@ def check_data(
     folder: Path,
     before: SlotStart | None,
 ) -> tuple[GateResult, str]:
-    """Evaluate the expectations of a slot's data. Return the result, and the place of the Data Docs in the store.
+    """Evaluate the expectations of a slot's data. Return the result, and the Data Docs' prefix in the store.
 
     `folder` contains retrain.toml and the suite.
     """
@@ -85,7 +85,7 @@ def check_data(
 
 @task(name="publish-data-check", retries=0, cache_policy=NO_CACHE)
 def publish_data_check(spec: RetrainSpec, start: SlotStart) -> None:
-    """Publish the result of the check of a slot's data as the artifact `segue-model-NAME-data`."""
+    """Publish the result of a slot's data check as the artifact `segue-model-NAME-data`."""
     text = gate_page(start, name=spec.name, zone=spec.zone, docs=start.docs)
     key = artifact_key(f"model-{spec.name}-data")
     create_markdown_artifact(text, key=key, description=f"Check of the data of {run_id_of(spec, start.slot)}")
@@ -102,9 +102,9 @@ def begin_with_version(spec: RetrainSpec, start: SlotStart) -> None:
 def evaluate_candidate(spec: RetrainSpec, start: SlotStart) -> Models:
     """Publish the candidate that the slot's run trained, and promote it if it is better than the version in service.
 
-    If promotions need a person's approval, a better candidate waits for the approval. The promotion, or the wait, is
-    one record. This record is written only if the version in service is still the version that was compared. Otherwise
-    the candidate is compared again.
+    If promotions need a person's approval, a better candidate waits for the approval. One record contains the promotion
+    or the wait. segue writes the record only if the version in service is still the compared version. If it is not,
+    segue compares the candidate again.
     """
     place, logger = store_of(spec), get_run_logger()
     log = ModelsLog(open_store(place), spec.name, spec=place)
@@ -135,8 +135,10 @@ def evaluate_candidate(spec: RetrainSpec, start: SlotStart) -> Models:
 
 @task(name="publish-model", retries=0, cache_policy=NO_CACHE)
 def publish_model(spec: RetrainSpec, version: int | None = None) -> None:
-    """Publish the history of a model, as an artifact and as a file in the store. If `version` is given, also publish
-    the card of this version."""
+    """Publish the history of a model, as an artifact and as a file in the store.
+
+    If `version` is given, also publish the card of this version.
+    """
     place = store_of(spec)
     store = open_store(place)
     models = ModelsLog(store, spec.name, spec=place).read()
@@ -153,15 +155,14 @@ def publish_model(spec: RetrainSpec, version: int | None = None) -> None:
 def mirror_registry(spec: RetrainSpec) -> None:
     """Register the model's versions in the MLflow registry of the spec, and set its alias to the version in service.
 
-    If this fails, the task of the next slot registers the missing versions too.
+    If the task fails, the task of the next slot also registers the missing versions.
     """
     run_job(MirrorJob(spec=spec), what="mirror of the registry", on_line=get_run_logger().info)
 
 
 @task(name="look-for-triggers", retries=0, cache_policy=NO_CACHE)
 def look_for_triggers(spec: RetrainSpec, *, now: datetime) -> tuple[str, ...]:
-    """Compare the files of the window and the data in service with the files and data of earlier slots. Return one line
-    for each finding."""
+    """Compare the window's files and the data in service with those of earlier slots. Return one line per finding."""
     log = _log(spec)
     log.store.check()
     return look(spec, log, now=now).lines
@@ -169,11 +170,11 @@ def look_for_triggers(spec: RetrainSpec, *, now: datetime) -> tuple[str, ...]:
 
 @task(name="start-triggered", retries=0, cache_policy=NO_CACHE)
 def start_triggered(spec: RetrainSpec, *, now: datetime) -> tuple[str, ...]:
-    """Start the flow runs of slots that were requested and have not begun. Return one line about each slot.
+    """Start the flow runs of requested slots that have not begun. Return one line about each slot.
 
-    Recovery does not see a flow run that ended before its first heartbeat. This task starts the slot's flow run again,
-    at most five times. If this task crashes, the next check continues the work, because each start has an idempotency
-    key.
+    Recovery does not see a flow run that ended before its first heartbeat. Therefore this task starts the slot's flow
+    run again, at most five times. If this task crashes, the next check continues the work, because each start has an
+    idempotency key.
 
     Raises:
         OrchestratorError: the retraining has no deployment, so the next look starts the flow runs; or the flow run of a

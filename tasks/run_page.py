@@ -1,4 +1,4 @@
-"""The tasks at the end of a run. They publish the last version of the run's page, and report the cost of the run."""
+"""The tasks at the end of a run, which publish the last version of its page, and report its cost."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ def publish_run(spec: RunSpec) -> None:
 
 @task(name="report-cost", retries=0, cache_policy=NO_CACHE)
 def report_cost(spec: RunSpec) -> CostReport:
-    """Log and return the cost of the run so far, and the cost that the same work would have on on-demand capacity
-    alone."""
+    """Log and return the cost of the run so far, and the cost of the same work on on-demand alone."""
     runlog = as_parent(open_log(spec).reload, what="log")
     standbys = as_parent(lambda: held_by_standbys(runlog.store, spec.run_id), what="standbys")
     cost = cost_report(spec, read_history(runlog), standbys=standbys)

@@ -1,4 +1,4 @@
-"""The tasks of the segments of a run. They open the run, decide its next step, and run one attempt on its pool."""
+"""The tasks of a run's segments: open the run, decide its next segment, and run one attempt on its pool."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ from segue.spec import RunSpec
 
 @task(name="open-run", retries=0, cache_policy=NO_CACHE)
 def open_run(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None = None) -> int:
-    """Check the store, the spec, the pools and the trackers. Then open or resume the run. Return the last committed
-    step of the run."""
+    """Check the store, the spec, the pools and the trackers. Then open or resume the run, and return its last step."""
     clock = parent_clock()
     known = check_start(spec, clock=clock, accept_drift=accept_drift, known_slots=requested_at_slot or 0)
     is_new = not read_history(known).has_trained
@@ -51,7 +50,7 @@ def open_run(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None
 
 @task(name="plan-segment", retries=0, cache_policy=NO_CACHE)
 def plan_segment(spec: RunSpec) -> Decision:
-    """Decide the next step of the run, and write the decision to its log."""
+    """Make the next decision of the run, and write it to the run's log."""
     clock = parent_clock()
     runlog = as_parent(open_log(spec, clock=clock).reload, what="log")
     queues = queues_of_run(spec)
@@ -70,8 +69,8 @@ def plan_segment(spec: RunSpec) -> Decision:
 def run_segment(spec: RunSpec, plan: SegmentPlan, show: Show = lambda _: None) -> Any:
     """Run one attempt on its pool. The returned state shows how the attempt ended, and holds the report of the attempt.
 
-    The report is also in the run's log. While the attempt waits, `show` is called with a text about the reason, in the
-    same way as in `await_report`.
+    The report is also in the run's log. While the attempt waits, the task calls `show` with a text about the reason, as
+    `await_report` does.
     """
     clock = parent_clock()
     runlog = as_parent(open_log(spec, clock=clock).reload, what="log")
@@ -107,8 +106,7 @@ def _in_log_too(show: Show) -> Show:
 
 
 def _handle_of(runlog: RunLog, spec: RunSpec, plan: SegmentPlan, prefect: PrefectOrchestrator, *, clock: Clock) -> str:
-    """The handle of the plan's flow run. This flow run is the flow run whose machine was kept for this plan, or a new
-    flow run."""
+    """Return the handle of the flow run whose machine was kept for this plan, or of a new flow run."""
     kept: dict[str, str] = {}
 
     def has_left(flow_run_id: str) -> bool:

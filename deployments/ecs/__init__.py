@@ -1,1 +1,1 @@
-"""Pools on Amazon ECS: base job templates and rights."""
+"""Work pools on Amazon ECS: base job templates and permissions."""

@@ -1,8 +1,7 @@
-"""Base job templates of the ECS pools, for `prefect work-pool create --base-job-template`.
+"""Makes the base job templates of the ECS pools, for `prefect work-pool create --base-job-template`.
 
-There are two kinds of pools. Pools on Fargate have no accelerators. Pools on EC2 use machines with accelerators, which
-come from capacity providers. The module also makes the files that `segue init --pools fargate|ecs` writes below
-deployments/ecs.
+Pools on Fargate have no accelerators. Pools on EC2 use machines with accelerators from capacity providers. The module
+also makes the files that `segue init --pools fargate|ecs` writes below deployments/ecs.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from segue.doctor.pools.segment_job import SIGTERM_SECONDS
 Kind = Literal["fargate", "ec2"]
 CONTAINER = "segue"
 STOP_SECONDS = 120
-"""Seconds from SIGTERM to SIGKILL. It is the time from a spot notice to the preemption, and also Fargate's maximum.
+"""Seconds from SIGTERM to SIGKILL: the time from a spot notice to the preemption, and Fargate's maximum.
 
 https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html (stopTimeout).
 """
@@ -32,13 +31,15 @@ _IMAGES = ("images/Dockerfile.cpu", "images/Dockerfile.cuda")
 RUN_GRACE_SECONDS = STOP_SECONDS - SIGTERM_SECONDS
 """Value of `grace_seconds` in run specs for these pools."""
 NOTICES: Mapping[Kind, tuple[str, ...]] = {"fargate": (), "ec2": ("aws",)}
-"""Metadata services that segments watch. If a spot machine is taken back, ECS only stops tasks of services. The tasks
-of flow runs belong to no service, so on EC2 they read the notice from the machine's metadata.
+"""Metadata services that segments watch.
+
+At a preemption, ECS stops only the tasks of services. The tasks of flow runs belong to no service, so on EC2 they read
+the notice from the machine's metadata.
 """
 
 
 def job_template(kind: Kind, pool: PoolName) -> dict[str, Any]:
-    """The base job template of a pool. The function is pure."""
+    """Return the base job template of a pool. The function is pure."""
     return {"job_configuration": _configuration(kind, pool), "variables": _variables(kind, pool)}
 
 
@@ -213,7 +214,7 @@ _DEFINITIONS: dict[str, Any] = {
 
 
 def ecs_files(kind: Kind) -> dict[str, str]:
-    """The text of each file, by path."""
+    """Return the text of each file, by path."""
     home = files("segue.deployments")
     found = {f"{_FOLDER}/{name}": (home / "ecs" / name).read_text(encoding="utf-8") for name in _AS_THEY_ARE}
     for name in _IMAGES:

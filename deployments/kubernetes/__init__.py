@@ -1,1 +1,1 @@
-"""Pools on Kubernetes: base job templates, manifests and images."""
+"""Work pools on Kubernetes: base job templates, manifests and images."""

@@ -1,5 +1,5 @@
-"""The rules that place segments and parents on the nodes of a Kubernetes cluster, for three clouds. The rules use
-labels, taints and annotations."""
+"""Defines the labels, taints and annotations that place segments and parents on the Kubernetes nodes of three
+clouds."""
 
 from __future__ import annotations
 
@@ -15,31 +15,36 @@ CloudName = Literal["eks", "gke", "aks"]
 
 @dataclass(frozen=True)
 class Cloud:
-    """Facts about one cloud's Kubernetes service that the pods need."""
+    """The properties of one cloud's Kubernetes service that the pods need."""
 
     title: str
     spot_label: tuple[str, str]
     """Label of spot nodes, and the value of the label."""
     other_label: tuple[str, str] | None
-    """Label of nodes that are not spot, and the value of the label. None if the cloud has no such label, and these
-    nodes only lack the label of spot nodes."""
+    """Label of nodes that are not spot, and the value of the label.
+
+    If the cloud has no such label, the value is None.
+    """
     is_spot_tainted: bool
-    """True if spot nodes may have their label as a taint too. On AKS all spot nodes have this taint. On GKE a node has
-    this taint only if GKE created the pool by itself, or if a person has set the taint for the pool."""
+    """Whether spot nodes may have their label as a taint.
+
+    On AKS, all spot nodes have this taint. On GKE, a node has this taint only if GKE itself created the pool, or if a
+    person set the taint for the pool.
+    """
     grace_seconds: int
-    """Longest grace period, in seconds, of a pod on a spot node that the cloud takes back."""
+    """Longest grace period in seconds of a pod on a spot node that the cloud takes back."""
     accelerator_label: str
-    """Label that all nodes with accelerators have, and no other nodes."""
+    """Label that only nodes with accelerators have, and all of them."""
     store_extra: str
     """The extra of segue that images need for the object store of this cloud."""
     notices: tuple[str, ...]
     """Metadata services that segments watch in addition to SIGTERM."""
     annotations: Mapping[PoolName, Mapping[str, str]]
-    """Annotations of the pods of each pool. They keep the cluster's optimizers from moving a pod that works."""
+    """Annotations of the pods of each pool, which keep the cluster's optimizers from moving a running pod."""
     pod_labels: Mapping[str, str] = field(default_factory=dict)
-    """Further labels of all pods."""
+    """Additional labels of all pods."""
     accelerator_taints: tuple[Mapping[str, str], ...] = ()
-    """Usual taints of nodes with accelerators on this cloud. The taint `nvidia.com/gpu` is added."""
+    """Usual taints of nodes with accelerators on this cloud, in addition to `nvidia.com/gpu`."""
 
 
 _AUTOSCALER = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
@@ -94,7 +99,7 @@ CLOUDS: Mapping[CloudName, Cloud] = {
 
 
 def placement(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
-    """The part of a pod's spec that decides on which nodes the pod runs."""
+    """Return the part of a pod's spec that decides on which nodes the pod runs."""
     # Pods are spread over zones, so that the loss of a zone affects few runs. But no pod waits because a zone is full.
     spread = {
         "maxSkew": 1,
@@ -113,7 +118,7 @@ def placement(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
 
 
 def node_rules(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
-    """The labels that a node must have, and the labels that it must not have, for a pod of this pool."""
+    """Return the labels that a node must have, and those that it must not have, for a pod of this pool."""
     key, value = cloud.spot_label
     if pool == "spot":
         return {"nodeSelector": {key: value}}
@@ -134,8 +139,7 @@ def node_rules(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
 
 
 def tolerations(cloud: Cloud, pool: PoolName) -> list[dict[str, str]]:
-    """The taints that a pod of this pool tolerates. They are the taints of nodes with accelerators and the taints of
-    spot nodes."""
+    """Return the taints that a pod of this pool tolerates: the taints of nodes with accelerators, and of spot nodes."""
     if pool == "parents":
         return []
     accepted = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
@@ -147,4 +151,4 @@ def tolerations(cloud: Cloud, pool: PoolName) -> list[dict[str, str]]:
 
 
 POOL_LABEL = "segue.dev/pool"
-"""Label of every pod, with the name of the pool as its value. The manifests select pods by this label."""
+"""Label of every pod, by which the manifests select pods. Its value is the name of the pool."""

@@ -1,4 +1,4 @@
-"""Base job templates of the Kubernetes pools, for `prefect work-pool create --base-job-template`.
+"""Makes the base job templates of the Kubernetes pools, for `prefect work-pool create --base-job-template`.
 
 The module also makes the files that `segue init --pools eks|gke|aks` writes below deployments/kubernetes.
 """
@@ -19,22 +19,22 @@ NAMESPACE = "segue"
 
 _PARENT_GRACE_SECONDS = 30
 _IMAGE_USER = 1000
-"""The id of the user that images/Dockerfile.* set."""
+"""The user id in images/Dockerfile.*."""
 _RUN_ACCOUNT = "segue-run"
 _KEPT_SECONDS = 3600
 """Seconds for which an ended job is kept for inspection."""
 _NO_NODE = "no-node"
-"""The name of no node, because Kubernetes refuses a rule without names."""
+"""A name that no node has, because Kubernetes refuses a rule without names."""
 _FOLDER = "deployments/kubernetes"
 _AS_THEY_ARE = ("00-namespace.yaml", "access.yaml", "disruption.yaml", "create-pools.sh")
 _WORKERS = "workers.yaml"
 _NODES = "      # The nodes of parents, by cloud, are written here.\n"
-"""The line of the packaged workers.yaml that the rules for nodes replace."""
+"""The line of the packaged workers.yaml that is replaced by the rules for nodes."""
 _IMAGES = ("images/Dockerfile.cpu", "images/Dockerfile.cuda")
 
 
 def job_template(name: CloudName, pool: PoolName) -> dict[str, Any]:
-    """The base job template of a pool on a cloud's Kubernetes service. The function is pure."""
+    """Return the base job template of a pool on a cloud's Kubernetes service. The function is pure."""
     cloud = CLOUDS[name]
     return {"job_configuration": _configuration(cloud, pool), "variables": _variables(cloud, pool)}
 
@@ -196,8 +196,10 @@ _CLUSTER_CONFIG = {
 
 
 def kubernetes_files(name: CloudName) -> dict[str, str]:
-    """The text of each file, by path. Only manifests are in the top folder, so that `kubectl apply -f` can use the
-    folder."""
+    """Return the text of each file, by path.
+
+    The top folder contains only manifests, so that `kubectl apply -f` can use this folder.
+    """
     cloud, home = CLOUDS[name], files("segue.deployments") / "kubernetes"
     packaged = {name: (home / name).read_text(encoding="utf-8") for name in (*_AS_THEY_ARE, _WORKERS, *_IMAGES)}
     packaged[_WORKERS] = packaged[_WORKERS].replace(_NODES, _nodes_of_parents(cloud))
@@ -213,14 +215,13 @@ def run_grace_seconds(name: CloudName) -> int:
 
 
 def _nodes_of_parents(cloud: Cloud) -> str:
-    """The rules for nodes as lines of YAML, with the indentation of the line that they replace."""
+    """Return the rules for nodes as lines of YAML, with the indentation of the line that they replace."""
     indent = " " * (len(_NODES) - len(_NODES.lstrip()))
     return "".join(f"{indent}{line}\n" for line in _yaml(node_rules(cloud, "parents")))
 
 
 def _yaml(value: Mapping[str, Any]) -> Iterator[str]:
-    """YAML lines of a mapping. This function writes the lines itself, because YAML packages are only in the extra
-    `prefect`."""
+    """Yield the YAML lines of a mapping, without a YAML package, because only the extra `prefect` installs one."""
     for name, inner in value.items():
         if isinstance(inner, str):
             yield f"{name}: {json.dumps(inner) if inner in ('true', 'false') else inner}"

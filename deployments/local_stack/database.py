@@ -1,7 +1,6 @@
-"""The SQLite database of a local Prefect server. It starts as a copy of a template that has no flow runs.
+"""Creates the SQLite database of a local Prefect server as a copy of a template without flow runs.
 
-The copy saves ten seconds of a core. Prefect's migrations would take seven seconds, and segue's deployments three
-seconds.
+The copy saves ten seconds of a core: Prefect's migrations would take seven seconds, and segue's deployments three.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from pathlib import Path
 
 
 def template_file() -> Path:
-    """Path of this user's template for the installed version of Prefect."""
+    """Return the path of this user's template for the installed version of Prefect."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "segue" / f"prefect-{version('prefect')}.db"
 
 
 def copy_template(database: Path, *, template: Path) -> bool:
-    """Create a database from the template. Return False if the template cannot be read or copied."""
+    """Create a database from the template. If the template cannot be read or copied, return False."""
     database.parent.mkdir(parents=True, exist_ok=True)
     partial = database.with_name(f"{database.name}.new")
     try:
@@ -36,8 +35,10 @@ def copy_template(database: Path, *, template: Path) -> bool:
 
 
 def keep_template(database: Path, *, template: Path) -> None:
-    """Copy a database to the template, even while a server uses the database. Failures are ignored, because they only
-    cost time."""
+    """Copy a database to the template, even while a server uses the database.
+
+    The function ignores failures, because without a template only the next start is slower.
+    """
     own = template.with_name(f"{template.name}.{os.getpid()}")
     try:
         template.parent.mkdir(parents=True, exist_ok=True)

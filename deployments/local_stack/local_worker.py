@@ -1,8 +1,6 @@
-"""The worker of one pool of a local stack. It runs in a fork of the stack's supervisor. The arguments are POOL and
-NAME.
+"""Runs the worker of one pool of a local stack, in a fork of the stack's supervisor. The arguments are POOL and NAME.
 
-Imports take most of a worker's start time. The supervisor makes these imports once for all workers, when it imports
-this module.
+Imports take most of a worker's start time. The supervisor imports this module once for all workers.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ load_prefect_collections()  # A worker imports all collections, to report the in
 
 
 def main() -> None:
-    """Work until SIGTERM or SIGINT."""
+    """Run the worker until SIGTERM or SIGINT."""
     pool, name = sys.argv[1:]
     setup_signal_handlers_worker(os.getpid(), "the process worker", _say)
     warm()

@@ -1,7 +1,7 @@
-"""Registration of pools and deployments at a local Prefect server, from the files that `segue init` writes.
+"""Registers pools and deployments at a local Prefect server, from the files that `segue init` writes.
 
-The registration through the API takes three seconds, or almost no time if the server already has the pools and
-deployments. `prefect deploy --all` takes seven seconds, and needs a prefect.yaml in the folder.
+The registration through the API takes three seconds. If the server already has the pools and deployments, it takes
+almost no time. `prefect deploy --all` takes seven seconds, and needs a prefect.yaml in the folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from segue.flows.recover import recover
 TEMPLATES = files("segue.deployments") / "templates"
 
 _ALSO_BY_HAND = ("verify-resume", "recover")
-"""Scheduled deployments that a local Prefect server also gets."""
+"""Scheduled deployments that `segue run` also creates on a local Prefect server."""
 _LOOKS_EVERY = timedelta(seconds=60)
 """Interval between two checks for dead parents. Each check takes about 2.5 s of one core on the machine that trains."""
 
@@ -53,14 +53,13 @@ class Registered:
     description: str
     tags: tuple[str, ...]
     command: str | None
-    """The command that starts the flow runs. None means the command of the pool."""
+    """The command that starts the flow runs. If it is None, the command of the pool is used."""
 
 
 def read_deployments(text: str) -> list[Registered]:
-    """The deployments of a prefect.yaml that a local Prefect server gets. Their schedules and parameters are left out.
+    """Return the deployments of a prefect.yaml for a local Prefect server, without their schedules and parameters.
 
-    If only a schedule starts a deployment, the deployment is left out. The exception is `recover`, which starts dead
-    parents again.
+    The result does not contain deployments that only a schedule starts, except `recover` and `verify-resume`.
     """
     return [
         Registered(
@@ -77,14 +76,14 @@ def read_deployments(text: str) -> list[Registered]:
 
 
 def process_template(working_dir: Path) -> dict[str, Any]:
-    """The base job template of a process pool whose flow runs start in `working_dir`."""
+    """Return the base job template of a process pool whose flow runs start in `working_dir`."""
     template: dict[str, Any] = json.loads((TEMPLATES / "process.json").read_text(encoding="utf-8"))
     template["variables"]["properties"]["working_dir"]["default"] = str(working_dir)
     return template
 
 
 def create_pools(client: SyncPrefectClient, pools: Iterable[str], *, working_dir: Path) -> None:
-    """Create the process pools. An existing pool gets the current template and folder."""
+    """Create the process pools. If a pool exists, update its template and its folder."""
     template = process_template(working_dir)
     known = {pool.name for pool in client.read_work_pools()}
     for pool in pools:
@@ -95,7 +94,7 @@ def create_pools(client: SyncPrefectClient, pools: Iterable[str], *, working_dir
 
 
 class Described(NamedTuple):
-    """A deployment, and its flow."""
+    """A deployment with its flow."""
 
     deployment: Registered
     flow: Flow[..., Any]
@@ -104,7 +103,7 @@ class Described(NamedTuple):
 
     @property
     def version(self) -> str:
-        """The version of the deployment. It consists of the version of segue and a digest of the registered values."""
+        """The version of the deployment: the version of segue, and a digest of the registered values."""
         facts = json.dumps([asdict(self.deployment), self.schema], sort_keys=True)
         return f"{version('segue')}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
@@ -127,7 +126,7 @@ class Described(NamedTuple):
 
 
 def describe_deployments() -> list[Described]:
-    """Import the flows of the packaged prefect.yaml. Return the deployments of this file, with their flows."""
+    """Import the flows of the packaged prefect.yaml. Return its deployments with their flows."""
     found = []
     for deployment in read_deployments((TEMPLATES / "prefect.yaml").read_text(encoding="utf-8")):
         module, _, name = deployment.entrypoint.rpartition(".")
@@ -137,8 +136,7 @@ def describe_deployments() -> list[Described]:
 
 
 def register_deployments(client: SyncPrefectClient, described: Iterable[Described]) -> bool:
-    """Create or update the deployments that differ on the server, without schedules. Return True if a deployment
-    differed."""
+    """Create or update the deployments that differ on the server, without schedules. Return True if any differed."""
     known = {(found.entrypoint, found.name, found.version) for found in client.read_deployments()}
     missing = [
         each
@@ -151,7 +149,7 @@ def register_deployments(client: SyncPrefectClient, described: Iterable[Describe
 
 
 def schedule_recovery(client: SyncPrefectClient, described: Iterable[Described]) -> None:
-    """Create or update the deployment of `recover`, with a schedule that begins now."""
+    """Create or update the deployment of `recover`, with a schedule that starts now."""
     looks = IntervalSchedule(interval=_LOOKS_EVERY, anchor_date=SystemClock().now())
     for each in described:
         if each.flow is recover:
@@ -159,8 +157,7 @@ def schedule_recovery(client: SyncPrefectClient, described: Iterable[Described])
 
 
 def crash_leftovers(client: SyncPrefectClient) -> None:
-    """Set flow runs of an earlier server in the same folder to Crashed, because their processes ended with the earlier
-    server."""
+    """Set unfinished flow runs of an earlier server in this folder to Crashed, because their processes have ended."""
     with suppress(ObjectNotFound):  # The request also deletes scheduled runs.
         client.delete_deployment(client.read_deployment_by_name("recover/recover").id)
     unfinished = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(UNFINISHED))))

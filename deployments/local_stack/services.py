@@ -1,5 +1,4 @@
-"""The processes of a local Prefect installation. Their owner starts, checks and ends these processes through a
-supervisor."""
+"""Starts, checks and ends the processes of a local Prefect installation, through a supervisor."""
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ class Service(NamedTuple):
     module: str
     arguments: tuple[str, ...]
     is_forked: bool = False
-    """True if the `main` of the module runs in a fork of the supervisor. All forks then share the imported modules."""
+    """Whether the module's `main` runs in a fork of the supervisor, so that all forks share the imported modules."""
 
 
 class Services:
-    """The services of this process. They all end together with this process, even if it gets a SIGKILL."""
+    """The services of this process, which end together with this process, even after a SIGKILL."""
 
     def __init__(self, *, logs: Path, environment: Mapping[str, str], cwd: Path, kept_open: int) -> None:
-        """Each process writes its output to `logs`/NAME.log, and inherits the file descriptor `kept_open`."""
+        """Each service writes its output to `logs`/NAME.log, and inherits the file descriptor `kept_open`."""
         self.logs = logs
         self.processes: dict[str, psutil.Process] = {}
         self._known: dict[str, Service] = {}
@@ -48,7 +47,7 @@ class Services:
             )
 
     def start(self, name: str, service: Service) -> psutil.Process:
-        """Start a process, and return before it is ready.
+        """Start a service, and return before it is ready.
 
         Raises:
             OrchestratorError: the process could not be started.
@@ -63,7 +62,7 @@ class Services:
         return self.processes[name]
 
     def start_again(self, name: str) -> None:
-        """Restart a service that has ended, as a service manager does. Return before the service is ready.
+        """Restart an ended service, and return before the service is ready.
 
         Raises:
             OrchestratorError: the process could not be started.
@@ -71,8 +70,7 @@ class Services:
         self.start(name, self._known[name])
 
     def import_for_forks(self, module: str) -> None:
-        """Let the supervisor import a module of forked services. The call returns at once. Later orders wait for the
-        import."""
+        """Let the supervisor import a module for forked services. Return at once. Later orders wait for the import."""
         with suppress(OSError):  # The next order reports an ended supervisor.
             self._order(imported=module)
 
@@ -92,7 +90,7 @@ class Services:
                 raise self.ended_at_start(name)
 
     def end(self) -> None:
-        """End all services and the processes that they started. Return after all these processes have ended."""
+        """End all services and the processes that they started. Return after their end."""
         assert self._supervisor.stdin is not None
         assert self._supervisor.stdout is not None
         with suppress(BrokenPipeError):
@@ -102,14 +100,13 @@ class Services:
         self.processes = {}
 
     def ended_at_start(self, name: str) -> OrchestratorError:
-        """The error for a service that ended at its start."""
+        """Return the error for a service that ended at its start."""
         what = f"the local Prefect's {name} ended at its start."
         return OrchestratorError(what=what, fix=f"Its output is in {self.logs / name}.log.")
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """True if a process runs. A zombie does not run. A zombie is an ended process whose end the supervisor has not
-    noticed yet."""
+    """Whether a process runs. A zombie, whose end the supervisor has not noticed yet, does not run."""
     try:
         return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,5 +1,5 @@
-"""A complete local Prefect installation in one folder. It has a server on SQLite, and three process pools with one
-worker each."""
+"""Runs a complete Prefect installation in one folder: a server on SQLite, and three process pools with a worker
+each."""
 
 from __future__ import annotations
 
@@ -34,20 +34,19 @@ Say = Callable[[str], None]
 
 
 class _Beginning(NamedTuple):
-    """The start of a stack."""
+    """The time of a stack's start, and whether the stack is new."""
 
     at: float
     is_new: bool
-    """True if the server had no database yet."""
+    """Whether the server had no database before this start."""
 
 
 class LocalStack:
-    """A local Prefect installation that starts in about eight seconds. It ends with the call of `stop`, or with this
-    process.
+    """A local Prefect installation that starts in about eight seconds, and ends with `stop` or with this process.
 
-    This module does not import Prefect, because the import takes two seconds. Call `begin` before you import Prefect.
-    Nothing is written outside `folder`. If another command uses the same folder, this stack has its own server,
-    database and logs in the folder.
+    Call `begin` before you import Prefect, because the import takes two seconds. This module does not import Prefect,
+    and writes nothing outside `folder`. If another command uses the folder, this stack has its own server, database and
+    logs in the folder.
     """
 
     def __init__(
@@ -59,9 +58,9 @@ class LocalStack:
         variables: Mapping[str, str] | None = None,
         wanted_port: int = USUAL_PORT,
     ) -> None:
-        """`variables` are added to the environment of every process of the stack, and override the stack's variables.
+        """`variables` override the stack's environment variables in every process of the stack.
 
-        If the wanted port is in use, the server gets another port. With `wanted_port` 0, the system chooses the port.
+        If the wanted port is in use, the server gets another port. If `wanted_port` is 0, the system chooses the port.
         """
         self.folder, self.home, self._say = folder.absolute(), home.absolute(), say
         self._wanted_port = wanted_port
@@ -74,7 +73,7 @@ class LocalStack:
 
     @property
     def url(self) -> str:
-        """URL of the UI. The URL of the API begins with this URL."""
+        """URL of the UI, and the beginning of the API's URL."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -83,7 +82,7 @@ class LocalStack:
 
     @property
     def logs(self) -> Path:
-        """The folder with a log file for each process of the stack."""
+        """The folder that contains a log file for each process of the stack."""
         return self.folder / f"logs{self._suffix}"
 
     @property
@@ -95,7 +94,7 @@ class LocalStack:
         return self._home_of_prefect / "prefect.db"
 
     def begin(self) -> None:
-        """Start the server, and return before the server is ready. The method `start` waits for the server."""
+        """Start the server, and return before it is ready. The method `start` waits for it."""
         began = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._take_lock()
@@ -109,7 +108,7 @@ class LocalStack:
         """Start the server, pools, deployments and workers.
 
         Raises:
-            OrchestratorError: a process did not start; the error names its log file.
+            OrchestratorError: a process did not start. The error names its log file.
         """
         if self._services is None:
             self.begin()
@@ -140,7 +139,7 @@ class LocalStack:
         return self._started.processes
 
     def start_again(self, name: str) -> None:
-        """Restart a service that has ended, as a service manager does. Return before the service is ready.
+        """Restart an ended service, and return before the service is ready.
 
         Raises:
             OrchestratorError: the process could not be started.
@@ -153,8 +152,7 @@ class LocalStack:
         return self._services
 
     def stop(self) -> None:
-        """End the workers, the server and the processes that they started. Return after all these processes have
-        ended."""
+        """End the workers, the server and the processes that they started. Return after their end."""
         self._end_services()
         if self._database is not None:
             self._database.close()
@@ -165,14 +163,14 @@ class LocalStack:
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """A block in which Prefect's client in this process uses this server."""
+        """While the block runs, let Prefect's client in this process use this server."""
         from prefect.settings import PREFECT_API_URL, temporary_settings
 
         with temporary_settings({PREFECT_API_URL: self.api_url}):
             yield
 
     def environment(self) -> dict[str, str]:
-        """The environment variables of every process of the stack."""
+        """Return the environment variables of every process of the stack."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         return (
             own
@@ -199,7 +197,7 @@ class LocalStack:
     def _take_lock(self) -> None:
         """Choose and lock file names in the folder that no other running stack uses.
 
-        The supervisor holds the lock too, and the kernel frees a lock when the last holder of the lock ends. So if this
+        The supervisor also holds the lock, and the kernel frees it after the end of its last holder. Therefore, if this
         process gets a SIGKILL, the lock is free after all processes of the stack have ended.
         """
         for number in count(1):
@@ -214,15 +212,16 @@ class LocalStack:
             return
 
     def _start_server(self) -> None:
-        """Start a supervisor, and start the server at the port. The supervisor also imports the modules of the
-        workers."""
+        """Start a supervisor and the server, and let the supervisor import the modules of the workers."""
         self._services = Services(logs=self.logs, environment=self.environment(), cwd=self.home, kept_open=self._lock)
         self._services.start("server", Service(_SERVER, (str(self.port),)))
         self._services.import_for_forks(_WORKER)
 
     def _await_server(self) -> None:
-        """Wait until the server answers. If another process has taken the port, start the server again with another
-        port."""
+        """Wait until the server answers.
+
+        If another process has taken the port, restart the server with another port.
+        """
         for tries_left in reversed(range(_PORT_TRIES)):
             try:
                 self._wait_until(self._server_answers, name="server")
@@ -241,13 +240,13 @@ class LocalStack:
             services.end()
 
     def _keep_log_of_database(self) -> None:
-        """Keep one connection to the server's SQLite database open while the stack runs. PostgreSQL needs no such
-        connection.
+        """Keep one connection to the server's SQLite database open while the stack runs.
 
-        When the last connection closes, SQLite removes the write-ahead log, and a process that opens the database at
-        that moment may get SQLITE_BUSY (https://www.sqlite.org/wal.html, "Sometimes Queries Return SQLITE_BUSY In WAL
-        Mode"). The server opens a connection for every request. Without the connection of this method, the server would
-        refuse many requests, and an engine waits for two seconds after a refused request.
+        When the last connection closes, SQLite removes the write-ahead log. A process that opens the database at this
+        moment may get SQLITE_BUSY (https://www.sqlite.org/wal.html, "Sometimes Queries Return SQLITE_BUSY In WAL
+        Mode"). The server opens a connection for every request. Without the connection of this method, the server
+        would refuse many requests, and an engine waits for two seconds after a refused request. PostgreSQL needs no
+        such connection.
         """
         if self._database_file.exists():
             self._database = sqlite3.connect(self._database_file, check_same_thread=False)
@@ -268,7 +267,7 @@ class LocalStack:
 
 
 def free_port(wanted: int) -> int:
-    """The port `wanted` if no process listens there, otherwise a free port that the system chooses."""
+    """Return the port `wanted`. If a process listens there, return a free port that the system chooses."""
     for port in (wanted, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

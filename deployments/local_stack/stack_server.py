@@ -1,14 +1,13 @@
-"""The Prefect server of a local stack. It is Prefect's own application, changed so that it refuses no request if SQLite
-is busy.
+"""Runs Prefect's own server for a local stack, changed so that it refuses no request while SQLite is busy.
 
-`python -m segue.deployments.local_stack.stack_server PORT`. Most requests of Prefect's server read first and then
-write, in one transaction that SQLite begins as a reader (DEFERRED). If another connection writes in between, SQLite
-refuses the write at once, even if it has a busy timeout (https://www.sqlite.org/lang_transaction.html, "Read
-transactions versus write transactions"). The server then answers 503, and a worker or an engine waits for 2, 4, 8, 16,
-32 s. In this module each transaction begins as a writer (IMMEDIATE), so SQLite lets it wait and never refuses it.
-Prefect itself begins some transactions as a writer (`begin_transaction(..., with_for_update=True)`). A request may open
-a further session within its transaction. For example, a request that changes a work queue does so for its event. The
-further session does not begin as a writer, because it would wait for the first session.
+`python -m segue.deployments.local_stack.stack_server PORT`. Most requests of Prefect's server first read and then
+write, in one transaction that SQLite begins as a reader (DEFERRED). If another connection writes between the read and
+the write, SQLite refuses the write at once, even with a busy timeout (https://www.sqlite.org/lang_transaction.html,
+"Read transactions versus write transactions"). The server then answers 503, and a worker or an engine waits for 2, 4,
+8, 16, 32 s. In this module, each transaction begins as a writer (IMMEDIATE), so SQLite lets it wait and never refuses
+it, as for some transactions of Prefect itself (`begin_transaction(..., with_for_update=True)`). A request may open a
+second session within its transaction, for example for the event of a changed work queue. The second session does not
+begin as a writer, because it would wait for the first session.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from segue.deployments.local_stack.database import copy_template, template_file
 
 HOST = "127.0.0.1"
 _OUTER: ContextVar[AsyncSessionTransaction | None] = ContextVar("outer transaction", default=None)
-"""The transaction of the current request. Tasks that outlive the request also have this variable."""
+"""The transaction of the current request. Tasks that outlive the request inherit this variable."""
 
 
 class ImmediateSqlite(AioSqliteConfiguration):
@@ -59,7 +58,7 @@ class ImmediateSqlite(AioSqliteConfiguration):
 
 
 def prepare(database: Path, *, template: Path) -> None:
-    """If the database does not exist, create it from the template, or by migrations if there is no template."""
+    """If the database does not exist, create it from the template. Without a template, create it by migrations."""
     if not database.exists() and not copy_template(database, template=template):
         asyncio.run(_create())
 
@@ -72,7 +71,7 @@ async def _create() -> None:
 
 
 def main() -> None:
-    """Serve at a port of this machine until SIGTERM. If the port is in use, exit immediately with code 1."""
+    """Serve at a port of this machine until SIGTERM. If the port is in use, exit at once with code 1."""
     try:
         # The port is checked first. uvicorn would bind after the start of Prefect's services, and would then wait for
         # the end of these services.

@@ -1,8 +1,7 @@
-"""The parent process of a local Prefect installation. It starts processes for its owner, and ends them when the owner
-ends.
+"""Runs the parent process of a local Prefect installation: starts processes for an owner, and ends them with the owner.
 
 The owner holds the other end of the supervisor's standard input. The pipe closes when the owner closes it, returns,
-crashes or is killed with SIGKILL. So no process of a local Prefect installation outlives the command that started it.
+crashes or is killed with SIGKILL. Therefore no process of the installation outlives the command that started it.
 """
 
 from __future__ import annotations
@@ -26,15 +25,14 @@ _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _SERVICE_SECONDS = 3.0
 """Seconds from SIGTERM to SIGKILL for a server or a worker."""
 _ROUNDS = 5
-"""Number of times that the supervisor searches for new processes, which were started while it ended the other
-processes."""
+"""Number of searches for new processes, because some may have started while the supervisor ended the others."""
 
 
 def main() -> None:
-    """Read one JSON order per line, and answer with the process id. At the end of standard input, end all processes.
+    """Read one JSON order per line from standard input. At the end of the input, end all processes.
 
-    An order tells this process to start a process, or to import the modules that forked processes need. If requested,
-    the process is a fork of this process.
+    An order either imports a module for forked processes, or starts a process, which may be a fork of this process. The
+    answer to a start is the process id.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The owner handles Ctrl-C on the terminal.
     signal.signal(signal.SIGTERM, _leave)
@@ -46,8 +44,10 @@ def main() -> None:
 
 
 def _supervise(*, grace_seconds: float) -> Callable[[], None] | None:
-    """Carry out orders until standard input ends, then end all processes. In a forked service, return the function of
-    the service."""
+    """Carry out orders until standard input ends, then end all processes.
+
+    In a forked service, return the function that runs the service.
+    """
     supervisor, services = os.getpid(), list[int]()
     try:
         while line := sys.stdin.readline():
@@ -69,10 +69,9 @@ def _supervise(*, grace_seconds: float) -> Callable[[], None] | None:
 
 
 def end_all(services: list[int], *, grace_seconds: float) -> None:
-    """End all descendants of this process. Flow runs and trainers end first, then the services, and the server ends
-    last.
+    """End all descendants of this process: first flow runs and trainers, then the services, and last the server.
 
-    Flow runs can still report their last state to the server, and trainers get `grace_seconds` for a last checkpoint.
+    Therefore flow runs can report their last state to the server, and trainers get `grace_seconds` for a checkpoint.
     """
     _end_others(keep=services, grace_seconds=grace_seconds)
     _end_others(keep=services[:1], grace_seconds=_SERVICE_SECONDS)
@@ -101,14 +100,13 @@ def _start(module: str, arguments: list[str], log: str) -> int:
 
 
 def _fork(module: str) -> int:
-    """Fork this process, and return the process id of the fork. In the fork, return 0. The module is imported once for
-    all forks."""
+    """Import the module, and fork this process. Return the process id of the fork, or 0 in the fork."""
     importlib.import_module(module)
     return os.fork()
 
 
 def _become(module: str, arguments: list[str], log: str) -> None:
-    """Run a module's `main` in a forked process, as if the process had been started separately."""
+    """Run a module's `main` in a forked process, as in a separately started process."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -128,7 +126,7 @@ def _send(processes: list[psutil.Process], signum: signal.Signals) -> None:
 
 
 def _adopt_orphans() -> None:
-    """Make this process, instead of init, the parent of orphaned descendants, so that it can find and end them."""
+    """Make this process the parent of orphaned descendants, instead of init, so that it can find and end them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -1,4 +1,4 @@
-"""An example recipe on synthetic data; written by `segue init`. Replace its parts with your own.
+"""An example recipe on synthetic data, written by `segue init`. Replace its parts with your own.
 
 python train.py                        the plain loop below, without segue's checkpoints
 segue drill train:build                kill it, resume it, compare the result bit for bit
@@ -19,7 +19,10 @@ FEATURES = 16
 
 
 def build(config: dict[str, Any]) -> Recipe:
-    """Make everything that training needs. Every attempt calls it: the same config must give the same objects."""
+    """Make everything that training needs.
+
+    Every attempt calls this function, so equal configs must give equal objects.
+    """
     inputs, targets = synthetic_data(4096)
     train, held_out = TensorDataset(inputs[:3840], targets[:3840]), (inputs[3840:], targets[3840:])
     model = nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1))
@@ -44,13 +47,13 @@ def build(config: dict[str, Any]) -> Recipe:
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The scalar to minimize, for a batch on the model's device."""
+    """Return the scalar to minimize, for a batch on the model's device."""
     inputs, targets = batch
     return nn.functional.mse_loss(model(inputs), targets)
 
 
 def synthetic_data(count: int) -> tuple[Tensor, Tensor]:
-    """The same samples in every process: a generator of their own, whatever other code has drawn before."""
+    """Return synthetic samples from a separate generator, so that they are equal in every process."""
     generator = torch.Generator().manual_seed(2013)
     inputs = torch.randn(count, FEATURES, generator=generator)
     noise = torch.randn(count, 1, generator=generator)

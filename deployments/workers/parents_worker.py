@@ -1,4 +1,4 @@
-"""The worker of `segue serve`. Parents run in threads of one process, and other flow runs run in separate processes."""
+"""The worker of `segue serve`: parents run in threads of one process, and other flow runs in separate processes."""
 
 from __future__ import annotations
 
@@ -46,25 +46,24 @@ class ProcessJob(NamedTuple):
     """The job that a process pool must start for a flow run."""
 
     entrypoint: str | None
-    """Entrypoint of the deployment; None for a flow run without a deployment."""
+    """Entrypoint of the deployment. Without a deployment, the value is None."""
     has_pull_steps: bool
     command: str | None
     env: Mapping[str, str | None]
-    """Environment variables of the job; the value None removes a variable."""
+    """Environment variables of the job. The value None removes a variable."""
     working_dir: Path | None
 
     @property
     def is_parent(self) -> bool:
-        """True if the flow is `train` of the installed segue."""
+        """Whether the flow is `train` of the installed segue."""
         return self.entrypoint == PARENT_ENTRYPOINT and not self.has_pull_steps
 
 
 def why_own_process(job: ProcessJob, *, here: Path, environment: Mapping[str, str]) -> str | None:
-    """The reason why a job cannot run in a thread of this process; None if it can. This process works in the folder
-    `here`, with the variables `environment`.
+    """Return the reason why a job cannot run in a thread of this process. If it can, return None.
 
-    Threads share the working folder and the variables of the process. If the working folder were different, a relative
-    path of a store would name a different store.
+    This process works in the folder `here`, with the variables `environment`, and its threads share both. In another
+    working folder, a relative path of a store would name another store.
     """
     if not job.is_parent:
         return "its flow is not the installed segue.flows.train"
@@ -83,13 +82,13 @@ def why_own_process(job: ProcessJob, *, here: Path, environment: Mapping[str, st
 _ASK_SECONDS = 2.0
 """Seconds between two requests for cancelled parents. One request covers all parents."""
 _LEAVE_SECONDS = 20.0
-"""Longest wait, in seconds, at the end of this process, until all parents have reported their ends. Kubernetes kills a
-pod after 30 s."""
+"""Longest time in seconds for which this process waits at its end for the parents. Kubernetes kills a pod after 30
+s."""
 _CANCELLED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING, StateType.CANCELLED]))
 
 
 class ServedJob(ProcessJobConfiguration):
-    """A job in a process pool. It stores the settings that the job had before Prefect added variables."""
+    """A job in a process pool, with its settings before Prefect added variables."""
 
     _job: ProcessJob = PrivateAttr()
 
@@ -117,7 +116,7 @@ def _job_of(deployment: DeploymentResponse | None, asked: ProcessJobConfiguratio
 # The class has the base ABC, because Prefect does not register abstract classes. The type "process" therefore remains
 # Prefect's own ProcessWorker.
 class ParentsWorker(ProcessWorker, ABC):
-    """A worker of a process pool that runs up to `runs` parents in its own process. The limit counts only parents."""
+    """A worker of a process pool that runs up to `runs` parents, and any number of other flow runs."""
 
     job_configuration = ServedJob
 
@@ -136,8 +135,7 @@ class ParentsWorker(ProcessWorker, ABC):
         configuration: ProcessJobConfiguration,
         task_status: anyio.abc.TaskStatus[int] | None = None,
     ) -> ProcessWorkerResult:
-        """Run a flow run to its end. A parent runs in a thread if its job permits this. Other flow runs run in a
-        process."""
+        """Run a flow run to its end: a parent in a thread if its job permits it, and any other in a process."""
         assert isinstance(configuration, ServedJob)
         why = why_own_process(configuration.job, here=self._here, environment=os.environ)
         if why is not None:
@@ -192,8 +190,10 @@ class ParentsWorker(ProcessWorker, ABC):
         return await super()._submit_scheduled_flow_runs(chosen)
 
     async def _is_parent(self, run: FlowRun, known: dict[UUID, bool]) -> bool:
-        """True if the deployment of a flow run is the deployment of parents. False if the deployment was deleted, and
-        Prefect then cancels the flow run."""
+        """Whether the deployment of a flow run is the deployment of parents.
+
+        If the deployment was deleted, return False. Prefect then cancels the flow run.
+        """
         if run.deployment_id is None:
             return False
         if run.deployment_id not in known:
@@ -223,14 +223,14 @@ async def _ended(served: ServedRun) -> int:
 
 
 def serve(*, pool: str, runs: int, name: str | None, say: Callable[[str], None]) -> signal.Signals:
-    """Serve a process pool until SIGINT or SIGTERM; return the signal.
+    """Serve a process pool until SIGINT or SIGTERM, and return the signal.
 
-    At the signal the parents end as Crashed within `_LEAVE_SECONDS`. The attempts of these parents continue to train,
-    and recovery starts the parents again.
+    After the signal, the parents end as Crashed within `_LEAVE_SECONDS`. Their attempts continue to train, and recovery
+    starts the parents again.
 
     Raises:
         OrchestratorError: no server is configured or answers, or the pool does not exist or has another type.
-        MetricsExportError, MissingExtraError: the metrics cannot be exported as the environment asks.
+        MetricsExportError, MissingExtraError: the metrics cannot be exported as the environment variables require.
     """
     _require_pool(pool)
     repeat_refused_requests()
@@ -249,7 +249,7 @@ async def _serve(worker: ParentsWorker, say: Callable[[str], None]) -> signal.Si
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async for signum in signals:
                     got.append(signum)
-                    say("ending: no further runs are taken, and the attempts of the served runs train on")
+                    say("ending: no further runs are taken, and the attempts of the served runs continue to train")
                     tasks.cancel_scope.cancel()
                     return
 

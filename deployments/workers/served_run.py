@@ -1,4 +1,4 @@
-"""One parent in a thread of this process. The thread replaces a process with `python -m prefect.engine`."""
+"""Runs one parent in a thread of this process, instead of a process with `python -m prefect.engine`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from segue.prefect.parent_clock import with_clock
 log = logging.getLogger(__name__)
 
 _THREAD = "segue-served-"
-"""Prefix of the name of a parent's thread. The id of the flow run follows the prefix."""
+"""Prefix of the name of a parent's thread, before the id of the flow run."""
 
 
 class ServedRun:
@@ -30,7 +30,10 @@ class ServedRun:
 
     def __init__(self, flow_run_id: UUID) -> None:
         self.ended: Future[int] = Future()
-        """Future of the thread's exit code: 0, or 1 if the engine failed and may not have set the state."""
+        """Future of the thread's exit code.
+
+        It is 1 if the engine failed, possibly without setting the state, and 0 if not.
+        """
         self._flow_run_id, self._ending = flow_run_id, Ending()
         # The thread is a daemon, so a parent that waits for a store or a server does not keep the process alive. With
         # this context, the thread uses the same server.
@@ -43,8 +46,10 @@ class ServedRun:
         self._thread.start()
 
     def end(self, why: Why) -> None:
-        """Ask the parent to end at its next wait. The attempt of the parent continues to train, unless the run was
-        cancelled."""
+        """Ask the parent to end at its next wait.
+
+        If the run was not cancelled, its attempt continues to train.
+        """
         self._ending.request(why)
 
     def _work(self) -> None:
@@ -60,7 +65,7 @@ class ServedRun:
 
 
 def name_runs() -> None:
-    """Put the run id at the beginning of segue's log lines on the terminal. This function may be called repeatedly."""
+    """Put the run id at the beginning of segue's log lines on the terminal. Repeated calls are permitted."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(_named)
 
@@ -87,8 +92,7 @@ def _run(flow_run_id: UUID) -> int:
 
 
 def _settle_cancelled(flow_run_id: UUID) -> None:
-    """If a parent was cancelled before it began, set its state to Cancelled. For a parent in a process, a worker does
-    this."""
+    """If a parent was cancelled before it began, set its state to Cancelled, as a worker does for a process."""
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(flow_run_id).state
         if state is not None and state.is_cancelling():

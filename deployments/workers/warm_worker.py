@@ -1,8 +1,8 @@
-"""A Prefect worker that prepares processes and starts segments in them. The command is `segue worker`.
+"""A Prefect worker that prepares processes and starts segments in them: `segue worker`.
 
-While a segment trains, an engine and a trainer for the next segment wait with all modules imported. The next segment
-therefore starts two to three seconds sooner. When the worker ends, the waiting engine and the waiting trainer also
-end. Other flow runs start in the same way as in any worker.
+While a segment trains, an engine and a trainer for the next segment wait with all modules imported. Therefore the next
+segment starts two to three seconds sooner. When the worker ends, the waiting engine and trainer also end. Other flow
+runs start as in any worker.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ _ENGINE = "segue.flows.prefect_engine"
 _OF_ONE_RUN = "PREFECT__"
 """The prefix of the variables that Prefect sets for one flow run."""
 _NO_RUN = str(UUID(int=0))
-"""A placeholder with the length of an id. The process can later show the id of its flow run in this place."""
+"""A placeholder with the length of an id, which the process later replaces by the id of its flow run."""
 _BOOT_AFTER_SECONDS = 10.0
-"""Seconds from the start of a segment to the boot of the next processes, so that the first step of the segment comes
-before this boot."""
+"""Seconds from the start of a segment to the boot of the next processes, which must not delay the first step."""
 
 RunProcess = Callable[..., Awaitable[anyio.abc.Process]]
 
 
 @dataclass(frozen=True)
 class _Job:
-    """The settings with which a waiting engine was started. The engine only takes flow runs with the same settings."""
+    """The settings of a waiting engine, which takes only flow runs with equal settings."""
 
     command: tuple[str, ...]
     cwd: str | None
@@ -57,8 +56,7 @@ class _Job:
 
 
 class WarmEngines:
-    """A replacement for Prefect's `run_process`. If a job has the same settings as the last job, it gets the waiting
-    engine."""
+    """Replaces Prefect's `run_process`. A job whose settings equal the last job's settings gets the waiting engine."""
 
     def __init__(self, start_cold: RunProcess) -> None:
         self._start_cold = start_cold
@@ -76,8 +74,7 @@ class WarmEngines:
         cwd: Path | str | None = None,
         **more: Any,
     ) -> anyio.abc.Process:
-        """Run a command to its end, and return the process. The arguments are the arguments of Prefect's
-        `run_process`."""
+        """Run a command to its end, and return the process. The arguments are those of Prefect's `run_process`."""
         job = _Job(tuple(command), None if cwd is None else str(cwd), bool(stream_output), _lasting(env or {}))
         of_run = {name: text for name, text in (env or {}).items() if name not in job.environment}
         facts: dict[str, Any] = {"task_status": task_status, "task_status_handler": task_status_handler}
@@ -90,8 +87,7 @@ class WarmEngines:
         return await _run_to_end(process, **facts)
 
     async def _give(self, job: _Job, of_run: Mapping[str, str]) -> anyio.abc.Process | None:
-        """Give the flow run to the waiting engine, and return the process of the engine. Return None if no waiting
-        engine fits."""
+        """Give the flow run to the waiting engine, and return its process. If no engine fits, return None."""
         if self._waiting is None or self._waiting[0] != job:
             return None
         (_, process), self._waiting = self._waiting, None
@@ -152,7 +148,7 @@ async def _run_to_end(
 
 
 def warm() -> None:
-    """Make the workers of this process start warm engines, and repeat requests that a server on SQLite refused."""
+    """Let the workers of this process start warm engines, and repeat requests that a server on SQLite refused."""
     repeat_refused_requests()
     starter: Any = _starter_engine
     # Prefect's worker starts a process only here, and the authors of Prefect name this method as the place to override.
@@ -160,8 +156,7 @@ def warm() -> None:
 
 
 def work(arguments: list[str]) -> None:
-    """Run Prefect's command line with these arguments, in the same way as `python -m prefect`, but with warm engines in
-    its workers."""
+    """Run Prefect's command line with these arguments, as `python -m prefect` does, but with warm engines."""
     warm()
     sys.argv[1:] = arguments
     runpy.run_module("prefect", run_name="__main__", alter_sys=True)
