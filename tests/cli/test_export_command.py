@@ -58,7 +58,7 @@ def test_people_get_a_table_of_the_files(trained, place):
     [
         (("tiny", "--step", "35"), "has no checkpoint of step 35. Fix: choose one of the steps 10, 20, 40."),
         (("tiny", "--step", "30"), "is quarantined: a person doubted it."),
-        (("tiny", "--to", "."), "Fix: name an empty or a new one."),
+        (("tiny", "--to", "."), "Fix: name an empty or a new folder."),
         (("teeny",), "no run 'teeny' in"),
         (("tiny", "--best", "--step", "10"), "--best: it cannot be used together with --step; give one of them"),
     ],
