@@ -34,12 +34,10 @@ _GRADIENTS, _EPOCH = "gradients", "epoch"
 
 
 class LiveSession:
-    """The session of the program in this process. It holds the tracked state of the program, and makes the program's
-    steps."""
+    """The session of the program in this process. It holds the tracked state, and makes the steps."""
 
     def __init__(self, spec: RunSpec, owner: Owner, *, config: Mapping[str, Any], record: ProgramRecord | None) -> None:
-        """If a person started the script by hand, `record` is None. The setup of the script is then not compared, and a
-        later attempt may continue to a later goal."""
+        """If `record` is None, a person started the script: its setup is not compared, and its goal may move."""
         self._spec, self._owner, self._is_goal_kept = spec, owner, record is not None
         self.config = config
         self._state = TrackedState(owner, record)
@@ -331,11 +329,10 @@ class LiveSession:
         return True
 
     def _first_due(self) -> StepDue:
-        state = self._state
-        self._measures.watch(state.objects, measured=self._measured)
+        self._measures.watch(self._state.objects, measured=self._measured)
         is_over = self._ending.finish_reason is not None or self.progress.finish_reason is not None
         pending = {_GRADIENTS: PendingGradients(self._measures)}
-        state.complete(pending, loaders=self._loaders.by_name, is_over=is_over)
+        self._state.complete(pending, loaders=self._loaders.by_name, is_over=is_over)
         steps = self._steps = self._owner.begin(self)
         due = next(steps)
         if self._ending.finish_reason is None:
