@@ -157,7 +157,7 @@ def _release_leftovers(spec: RunSpec) -> None:
             release_leftover(runlog, spec, orchestrator=prefect)
             withdraw_leftover(runlog, spec, orchestrator=prefect)
     except (StoreReadError, StoreWriteError) as error:
-        get_run_logger().warning("could not cancel the remaining standbys and starts of the run reason=%s", error)
+        get_run_logger().warning("leftover standbys and requests of this run could not be cancelled reason=%s", error)
 
 
 def _late_seconds(spec: RunSpec) -> float | None:

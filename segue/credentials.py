@@ -276,7 +276,7 @@ def _found(path: str, value: object) -> Iterator[str]:
         for key, inner in value.items():
             where = f"{path}.{key}" if path else str(key)
             if any(_forms_in(str(key))):
-                yield f"{path}: one of its names holds credentials, which would be stored; {_WHERE_TO}"
+                yield f"{path}: a key contains a credential, and the log would store this key; {_WHERE_TO}"
             else:
                 yield from _found(where, inner)
     elif not path.endswith("store.signing_key") and names_secret(name) and is_secret(name, value):

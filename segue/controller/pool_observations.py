@@ -48,7 +48,7 @@ def remember_pools(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> None:
 def recall_pools(runlog: RunLog, spec: RunSpec) -> None:
     """Copy other runs' observations of this run's pools into the log of this run, before its first decision.
 
-    A signed run does not use the memory, because every writer of the store can change the memory.
+    A signed run does not use the stored observations, because every writer of the store can change them.
 
     Raises:
         StoreReadError, StoreWriteError: the store could not be used. It is safe to try again.

@@ -58,7 +58,7 @@ class _Record(NamedTuple):
 
 
 def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
-    """Return a frame with one row for each pair of an accepted step and another record of the same step.
+    """Compare each accepted step with every other record of the same step. The frame has one row per comparison.
 
     `frame` is the result of `curve_frame`. The columns are step, attempt_id, recorded_by, changes (the fields in which
     the environments differ), lr and lr_before. For each of loss, grad_norm and param_norm, four columns give the value,

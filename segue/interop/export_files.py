@@ -164,7 +164,7 @@ def loadable(tree: Any) -> Any:
     """Return the tree, converted to types that `torch.load(weights_only=True)` accepts.
 
     Arrays and complex numbers become tensors, NumPy's scalars become numbers, and tables become dicts of their columns.
-    Dates, paths and similar values become text, and other collections become lists and sets.
+    Dates, paths and similar values become text. Any other collection becomes a list or a set.
     """
     if isinstance(tree, torch.Tensor):
         return _own(tree)

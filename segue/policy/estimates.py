@@ -251,7 +251,7 @@ def at_risk_seconds(spec: RunSpec, rate: float | None, *, save_seconds: float | 
 def detection_seconds(spec: RunSpec) -> float:
     """Return the longest time in seconds until the controller notices a silent death.
 
-    The time is the heartbeat timeout, plus one heartbeat or one check of the heartbeat.
+    The time is the heartbeat timeout plus the heartbeat period, or plus the period of store reads if that is longer.
     """
     if spec.policy.detection_seconds is not None:
         return spec.policy.detection_seconds

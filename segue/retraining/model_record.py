@@ -208,7 +208,7 @@ class Trigger(Record):
     kind: Literal["trigger"] = "trigger"
     slot: AwareDatetime
     cause: Cause
-    key: str = Field(description="Hash of the cause; checks that find the same files give the same key.")
+    key: str = Field(description="Hash of the cause. Two checks that find the same files have the same hash.")
     why: str
 
 

@@ -17,7 +17,10 @@ from segue.signing import REFERENCE
 from segue.spec.section import Section
 
 _REMOTE_LOOK_SECONDS, _REMOTE_LOOK_HEARTBEATS = 10.0, 5
-"""The longest time between two reads of a remote store by a parent, in seconds and in heartbeats."""
+"""A parent reads a remote store at least this often: the first value is in seconds, the second in heartbeat periods.
+
+The shorter time applies.
+"""
 
 
 _PYTHON = re.compile(r"python[0-9.]*")

@@ -59,7 +59,8 @@ def setup_components(
     config: Mapping[str, Any],
     state: Mapping[str, Component],
 ) -> dict[str, Component]:
-    """Return the setup of a newly built recipe. The keys are the names of `segue.continuity.recipe_diff`.
+    """Return the setup of a newly built recipe. The keys are the constants in
+    `segue.continuity.recipe_diff`.
 
     `state` has the components that a resume restores.
     """
