@@ -1,4 +1,5 @@
-"""Checks whether other processes still run, and sets an environment variable that `ps` shows for this process."""
+"""Checks whether other processes still run, sets an environment variable that `ps` shows for this process, and makes
+imports in threads safe beside forks."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import ctypes
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -18,6 +21,33 @@ _STATE, _GROUP, _START_TICKS = 0, 2, 19
 
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """The environment variable that Prefect sets for the processes of a flow run, and that identifies them."""
+
+
+_MOST_FORK_WAIT_SECONDS = 10.0
+_importing, _held_for_fork = threading.RLock(), list[bool]()
+
+
+@contextmanager
+def safe_beside_forks() -> Iterator[None]:
+    """A block that imports modules in a thread. While a thread is in this block, `os.fork` in another thread waits.
+
+    If a process is forked while another thread imports a module, the module's lock is never released in the child. The
+    child then hangs as soon as it imports this module, as workers of a DataLoader do. The wait ends after ten seconds.
+    """
+    with _importing:
+        yield
+
+
+def _before_fork() -> None:
+    _held_for_fork.append(_importing.acquire(timeout=_MOST_FORK_WAIT_SECONDS))
+
+
+def _after_fork() -> None:
+    if _held_for_fork.pop():
+        _importing.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 def this_machine() -> str:

@@ -1,4 +1,4 @@
-"""Whether the process that this one works for still runs."""
+"""Whether the process that this one works for still runs, and forks beside imports in threads."""
 
 from __future__ import annotations
 
@@ -126,3 +126,29 @@ def test_a_suspended_process_goes_on_when_the_one_that_started_it_is_killed(tmp_
         wait_until(child.is_stopped)
         parent.kill()
     wait_until(went_on.exists)
+
+
+_FORKS_BESIDE_AN_IMPORT = """
+import os, threading
+from segue.process import safe_beside_forks
+begun, goes_on, done = threading.Event(), threading.Event(), []
+def work():
+    with safe_beside_forks():
+        begun.set()
+        goes_on.wait()
+        done.append("import")
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+threading.Timer(0.5, goes_on.set).start()
+child = os.fork()
+if child == 0:
+    with safe_beside_forks():
+        os._exit(len(done))
+print(done, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_waits_for_an_import_in_another_thread_whose_lock_the_child_would_never_get():
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _FORKS_BESIDE_AN_IMPORT]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "['import'] 1\n"

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from segue.curves.frame import steps_of_lineage
 from segue.errors import MissingObjectError
+from segue.process import safe_beside_forks
 from segue.records import CheckpointRef, CurveDigest, Finding
 from segue.runlog import keys
 from segue.runlog.history import Checkpoint, History
@@ -129,18 +130,27 @@ def _damage(store: Store, key: str, step: int, digest: CurveDigest) -> str:
 
     Without a difference, return an empty text.
     """
+    try:
+        content = store.get(key)
+    except MissingObjectError:
+        return "is missing from the store"
+    except OSError as error:
+        return f"cannot be read ({error})"
+    with safe_beside_forks():
+        return _difference(content, step, digest)
+
+
+def _difference(content: bytes, step: int, digest: CurveDigest) -> str:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from segue.curves.schema import sha256_of
 
     try:
-        table = pq.ParquetFile(io.BytesIO(store.get(key))).read()  # `read_table` would import pandas.
+        table = pq.ParquetFile(io.BytesIO(content)).read()  # `read_table` would import pandas.
         if table.num_rows < digest.rows:
             return f"has {table.num_rows} rows, the manifest of step {step} has {digest.rows}"
         is_same = sha256_of(table.slice(0, digest.rows)) == digest.sha256
-    except MissingObjectError:
-        return "is missing from the store"
     except (pa.ArrowException, OSError, ValueError) as error:
         return f"cannot be read ({error})"
     return "" if is_same else f"differs in its first {digest.rows} rows from the manifest of step {step}"

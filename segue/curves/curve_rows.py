@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from segue.continuity.witness import StepRow
+from segue.process import safe_beside_forks
 from segue.records import CurveDigest
 
 if TYPE_CHECKING:
@@ -53,17 +54,19 @@ class CurvePart:
 
     def to_parquet(self) -> bytes:
         """Return all rows of the part as one file."""
-        import pyarrow.parquet as pq
+        with safe_beside_forks():
+            import pyarrow.parquet as pq
 
-        buffer = io.BytesIO()
-        pq.write_table(self._table, buffer)
-        return buffer.getvalue()
+            buffer = io.BytesIO()
+            pq.write_table(self._table, buffer)
+            return buffer.getvalue()
 
     def digest(self) -> CurveDigest:
         """Return the digest of all rows of the part, without reading the file."""
-        from segue.curves.schema import sha256_of
+        with safe_beside_forks():
+            from segue.curves.schema import sha256_of
 
-        return CurveDigest(part=self.number, rows=self._table.num_rows, sha256=sha256_of(self._table))
+            return CurveDigest(part=self.number, rows=self._table.num_rows, sha256=sha256_of(self._table))
 
     @cached_property
     def _table(self) -> pa.Table:

@@ -81,7 +81,7 @@ def write_nothing(path: Path, state: dict) -> None:
 @pytest.mark.parametrize(
     ("name", "write", "said"),
     [
-        ("a.pt", Path.mkdir, "Fix: name the file in it"),
+        ("a.pt", Path.mkdir, "Fix: name the file in this folder"),
         ("a.pt", lambda path, state: path.touch(), "is empty. Nothing was imported"),
         ("a.pt", lambda path, state: None, "cannot be read (No such file or directory). Nothing was imported"),
         ("a.pt", write_text, "is damaged, or is not from torch (UnpicklingError)"),
