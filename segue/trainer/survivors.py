@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import xxhash
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from segue.checkpoints.format.dtensor import is_sharded
@@ -71,19 +72,21 @@ class Survivors:
         self._context, self._live, self._notes = context, live, context.group.notes
         self._start: StepStart | None = None
         self._kept: _Kept | None = None
-        self._published, self._slot, self._is_too_dear = "", 0, False
+        self._published, self._slot, self._gives_up = "", 0, False
+        self._publish_seconds = 0.0
         self._measured: list[tuple[float, float]] = []
         """Begin and duration of the copies of the first safe points, in seconds."""
         if self._notes is None or not isinstance(live, LiveRecipe) or context.device.type != "cpu":
             return
-        if not any(map(is_sharded, live.recipe.model.parameters())):
+        model = live.recipe.model
+        if not any(map(is_sharded, model.parameters())) and not any(map(_has_state_of_its_own, model.modules())):
             self._start = StepStart(live)
             self._hook = register_optimizer_step_pre_hook(lambda *_: self._forget())
 
     def publish(self) -> tuple[str, ...]:
         """Publish this rank's random streams, if they have changed. Return their hash for the vote; empty if this rank
         does not take part."""
-        if self._start is None or self._notes is None:
+        if self._start is None or self._notes is None or self._gives_up:
             return ()
         began_at = self._context.clock.monotonic()
         if self._context.ranks.is_leader:
@@ -93,27 +96,32 @@ class Survivors:
             # There are two slots, because this rank may be one safe point ahead of the leader.
             self._published, self._slot = known, 1 - self._slot
             self._notes.put_later(_key(self._context.ranks.rank, self._slot), text)
-        self._measure(began_at)
+        self._publish_seconds = self._context.clock.monotonic() - began_at
         return (known,)
 
     def keep(self, streams: tuple[str, ...]) -> None:
-        """Keep the state of this safe point. `streams` has the hashes from the vote of all ranks."""
+        """Keep the state of this safe point. `streams` has the hashes from the vote of all ranks.
+
+        All ranks read the objects in `extra` at the same safe points, because their `state_dict` may need all ranks.
+        """
         if self._start is None:
             return
-        began_at, step = self._context.clock.monotonic(), self._live.progress.step
-        if self._context.ranks.is_leader and step:  # Before the first step, lazy modules have no buffers to copy.
-            try:
-                self._start.keep()
-            except Exception:
-                # Any exception: the objects of the user may raise it. Only saves must be able to read these objects.
-                log.warning("the state of the recipe could not be copied step=%d", step, exc_info=True)
-                self._leave()
-                return
-            self._kept = _Kept(step, streams)
-            self._measure(began_at)
-        if self._is_too_dear or len(streams) < self._context.ranks.count:
+        if len(streams) < self._context.ranks.count:
             self._leave()
             log.info("if a rank is lost, all steps since the last commit are lost: copies at each step take too long")
+            return
+        began_at, step = self._context.clock.monotonic(), self._live.progress.step
+        if not step:  # The first step may add modules and buffers.
+            return
+        try:
+            self._start.keep(copies=self._context.ranks.is_leader)
+        except Exception:
+            # Any exception: the objects of the user may raise it. Only saves must be able to read these objects.
+            log.warning("the state of the recipe could not be copied step=%d", step, exc_info=True)
+            self._kept, self._gives_up = None, True
+            return
+        self._kept = _Kept(step, streams)
+        self._measure(began_at)
 
     @contextmanager
     def committing(self, commit: Commit, records: StepRecords) -> Iterator[None]:
@@ -143,6 +151,9 @@ class Survivors:
         if self._start is None or notes is None or kept is None or row is None or row.step != kept.step or 0 in lost:
             log.info("the state at the last safe point is not known; nothing is committed after the loss of a rank")
             return
+        if self._live.structure_changes() or not self._start.is_optimizer_unchanged():
+            log.warning("the step has changed the model or the optimizer; nothing is committed step=%d", kept.step)
+            return
         self._start.restore()
         if row.param_norm != self._live.parameter_norm():
             log.warning("the step has changed weights outside the optimizer; nothing is committed step=%d", kept.step)
@@ -159,8 +170,9 @@ class Survivors:
 
     def _measure(self, began_at: float) -> None:
         if len(self._measured) < _MEASURED:
-            self._measured.append((began_at, self._context.clock.monotonic() - began_at))
-            self._is_too_dear = len(self._measured) == _MEASURED and is_too_dear(self._measured)
+            seconds = self._publish_seconds + self._context.clock.monotonic() - began_at
+            self._measured.append((began_at, seconds))
+            self._gives_up = len(self._measured) == _MEASURED and is_too_dear(self._measured)
 
     def _forget(self) -> None:
         self._kept = None
@@ -179,34 +191,59 @@ def is_too_dear(measured: Sequence[tuple[float, float]]) -> bool:
     return min(seconds for _, seconds in measured) > _MOST_SHARE * median(steps)
 
 
+def _has_state_of_its_own(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
 class StepStart:
-    """A copy of the state that a forward pass may change: buffers, modes, parameters outside every optimizer,
+    """A copy of the state that a forward pass may change: buffers, modes, parameters that no optimizer trains,
     hyperparameters, random streams, and the objects of the recipe except its model and optimizers."""
 
     def __init__(self, live: LiveRecipe) -> None:
-        recipe = live.recipe
-        modules = list(bare(recipe.model).modules())
-        self._optimizers = list(recipe.optimizers.values())
-        held = set(map(id, held_by_optimizers(recipe)))
-        named = [
-            (group, name) for module in modules for group in (module._buffers, module._parameters) for name in group
-        ]
-        self._places: list[tuple[Any, str]] = [at for at in named if id(at[0][at[1]]) not in held]
-        parameters = [(parameter, "requires_grad") for parameter in bare(recipe.model).parameters()]
-        self._flags: list[tuple[Any, str]] = [*((module, "training") for module in modules), *parameters]
-        as_a_whole = NOT_STATE | {"model", "modes"} | recipe.optimizers.keys()
+        self._recipe = live.recipe
+        self._optimizers = list(live.recipe.optimizers.values())
+        as_a_whole = NOT_STATE | {"model", "modes"} | live.recipe.optimizers.keys()
         self._others = {
             n: c for n, c in live.components.items() if n not in as_a_whole and type(c) is not UnsavedBuffers
         }
+        self._places: list[tuple[Any, str]] = []
+        self._flags: list[tuple[Any, str]] = []
 
-    def keep(self) -> None:
-        """Copy the state of this safe point."""
+    def _find(self) -> None:
+        """Find the tensors and modes of the model. The first step may still add some."""
+        modules = list(bare(self._recipe.model).modules())
+        trained = {id(each) for each in held_by_optimizers(self._recipe) if each.requires_grad}
+        groups = [group for module in modules for group in (module._buffers, module._parameters)]
+        self._places = [(group, name) for group in groups for name in group if id(group[name]) not in trained]
+        parameters = [(parameter, "requires_grad") for parameter in bare(self._recipe.model).parameters()]
+        self._flags = [*((module, "training") for module in modules), *parameters]
+
+    def keep(self, *, copies: bool = True) -> None:
+        """Copy the state of this safe point. If `copies` is false, only read the state that the user's objects give."""
+        trees = {name: each.capture() for name, each in self._others.items()}
+        if not copies:
+            return
+        if not self._flags:
+            self._find()
         self._kept_flags = [getattr(target, name) for target, name in self._flags]
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         self._kept_groups = [(g, {n: _apart(value) for n, value in g.items() if n != "params"}) for g in groups]
         there = [at for at in self._places if at[0][at[1]] is not None]
         self._kept_tensors = [(group, name, _apart(group[name])) for group, name in there]
-        self._trees = {name: _cloned(Encoded.of(name, each.capture())) for name, each in self._others.items()}
+        self._trees = {name: _cloned(Encoded.of(name, tree)) for name, tree in trees.items()}
+        self._marks = self._marks_of_optimizer()
+
+    def is_optimizer_unchanged(self) -> bool:
+        """Whether the trained parameters and the optimizers' state are still those of the safe point, as far as torch
+        counts changes. torch does not count changes through `.data`."""
+        return self._marks_of_optimizer() == self._marks
+
+    def _marks_of_optimizer(self) -> list[tuple[int, int]]:
+        state = [slot for optimizer in self._optimizers for slot in optimizer.state.values()]
+        values = [value for slot in state if isinstance(slot, dict) for value in slot.values()]
+        trained = [each for each in held_by_optimizers(self._recipe) if each.requires_grad]
+        tensors = [*trained, *(value for value in values if isinstance(value, torch.Tensor))]
+        return [(tensor.data_ptr(), tensor._version) for tensor in tensors]
 
     def restore(self) -> None:
         """Set the live objects back to the last safe point."""

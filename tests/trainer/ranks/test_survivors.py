@@ -293,6 +293,47 @@ def test_all_state_that_a_forward_pass_may_change_is_set_back_to_the_start_of_th
     assert digest(take(capture(live.components))).components == before
 
 
+def started(recipe):
+    """The start of a step of a recipe that has made one."""
+    recipe.loss(recipe.model, next(iter(recipe.data))).backward()
+    recipe.optimizer.step()
+    start = StepStart(SimpleNamespace(recipe=recipe, components=components_of(recipe, Progress(), name="noisy")))
+    start.keep()
+    assert start.is_optimizer_unchanged()
+    return start
+
+
+def test_weights_and_optimizer_state_that_a_forward_pass_changes_are_noticed():
+    recipe = noisy({})
+    start = started(recipe)
+    weights = recipe.optimizer.param_groups[0]["params"][0]
+    with torch.no_grad():
+        weights.mul_(1.0)
+    assert not start.is_optimizer_unchanged()
+    start.keep()
+    next(iter(recipe.optimizer.state[weights].values())).add_(1.0)
+    assert not start.is_optimizer_unchanged()
+
+
+def test_frozen_weights_that_an_optimizer_holds_are_set_back_because_a_forward_pass_may_move_them():
+    recipe = noisy({})
+    frozen = recipe.optimizer.param_groups[0]["params"][0].requires_grad_(False)
+    start, before = started(recipe), frozen.detach().clone()
+    frozen.data.mul_(0.999)
+    assert start.is_optimizer_unchanged()
+    start.restore()
+    assert torch.equal(frozen, before)
+
+
+def test_all_ranks_read_the_users_objects_at_the_same_steps_because_these_may_need_all_ranks():
+    recipe, asked = noisy({}), []
+    recipe.extra["meter"] = SimpleNamespace(state_dict=lambda: asked.append(1) or {}, load_state_dict=asked.append)
+    start = StepStart(SimpleNamespace(recipe=recipe, components=components_of(recipe, Progress(), name="noisy")))
+    start.keep(copies=False)
+    start.keep(copies=True)
+    assert len(asked) == 2
+
+
 def test_a_process_that_trains_alone_copies_and_registers_nothing():
     hooks = dict(_global_optimizer_pre_hooks)
     alone = Survivors(SimpleNamespace(group=RankGroup(), device=torch.device("cpu")), SimpleNamespace())
