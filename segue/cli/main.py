@@ -30,7 +30,7 @@ _COMMANDS = {
     ),
     "plan": (
         "plan:plan",
-        "Forecast a run before it starts: cost, lateness, preemptions, lost work, save interval.",
+        "Forecast a run before it starts: cost, lateness, preemptions, lost work, save interval. Nothing is run.",
     ),
     "run": (
         "run:run",
@@ -50,7 +50,8 @@ _COMMANDS = {
     ),
     "pools": (
         "pools:pools",
-        "Show each pool as the runs of a store have seen it: price, share of time up, mean life, mean wait, starts.",
+        "Show each pool as the runs of a store have seen it: price, share of time up, mean life, mean wait, starts. Then "
+        "show each machine: deaths, hangs, wrong numbers, failed checks, step time, and until when attempts avoid it.",
     ),
     "audit": (
         "audit:audit",
@@ -103,13 +104,9 @@ _COMMANDS = {
 
 
 class _Commands(TyperGroup):
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in self.commands or cmd_name not in _COMMANDS:
-            return self.commands.get(cmd_name)
-        return TyperCommand(cmd_name, help=_COMMANDS[cmd_name][1])
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {name: TyperCommand(name, help=line) for name, (_, line) in _COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)

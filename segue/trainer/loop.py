@@ -87,6 +87,7 @@ class TrainingLoop:
             writer=writer,
             records=self._records,
         )
+        self.settle = self._backlog.settle
         self.describe = self._reporter.heartbeat
         """Makes the heartbeat with a given counter. The heartbeat thread calls this function."""
         reporter, call_hook = self._reporter, notices.call_hook
@@ -109,7 +110,7 @@ class TrainingLoop:
 
         def to_its_end() -> StopReason:
             survived, shared = self._saving.survived(self._records), self._context.group.shared_failure()
-            with survived, shared, closing(self._saving), closing(self._rehearsal):
+            with survived, shared, closing(self._saving), closing(self._rehearsal), closing(self._backlog):
                 return train()
 
         end = AttemptEnd(self._context, reporter=self._reporter, writer=self._writer)
@@ -131,8 +132,6 @@ class TrainingLoop:
             self._context.activity.ending()
             self._drain()  # Saves from before the step are complete.
             raise
-        finally:
-            self._backlog.settle()
 
     def _train(self) -> Steps:
         has_settled = False

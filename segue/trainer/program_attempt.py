@@ -118,6 +118,8 @@ class ProgramAttempt:
         return step >= goal or (self._loop is not None and self._loop.wants_state(step))
 
     def evaluating(self) -> AbstractContextManager[None]:
+        if self._loop is not None:
+            self._loop.settle()  # Heartbeats show these steps for as long as the evaluation takes.
         return self._context.activity.evaluating()
 
     def _session(self, config: Mapping[str, Any], record: ProgramRecord | None) -> LiveSession:

@@ -62,11 +62,11 @@ class AttemptReporter:
     def heartbeat(self, counter: int) -> Heartbeat:
         """Make the heartbeat with this counter. The heartbeat thread calls this method."""
         self.context.kills.look(self.context.clock.monotonic())
-        last_commit = self.writer.last_commit
+        last_commit, has_trained = self.writer.last_commit, self.progress.step > self.from_step + 1
         return Heartbeat(
             attempt_id=self.context.claim.attempt_id,
             counter=counter,
-            phase="stopping" if self.is_ending else "training" if self.pace.train_steps else "restoring",
+            phase="stopping" if self.is_ending else "training" if has_trained else "restoring",
             step=self.progress.step,
             loss=self.records.loss,
             step_seconds=self.pace.step_seconds,

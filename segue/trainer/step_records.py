@@ -210,6 +210,8 @@ class StepBacklog:
             self._records.count(made, samples_seen=made.start + made.samples, seconds=seconds, ended_at=wall_time)
             self.count(seconds, ended_at=ended_at, is_beside_save=is_beside_save)
 
+    close = settle
+
     def count(self, seconds: float, *, ended_at: float, is_beside_save: bool) -> None:
         """Record the duration of a step."""
         self._pace.step_done(seconds, at=ended_at)

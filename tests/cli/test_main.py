@@ -60,13 +60,13 @@ def test_without_a_run_toml_nothing_is_said_of_it(place):
     assert "run.toml" not in refusal(place.run("run", TINY, "--steps", "0"))
 
 
-def test_the_list_of_commands_has_the_first_sentence_of_each_and_imports_none_of_them(place):
+def test_the_list_of_commands_has_the_first_paragraph_of_each_and_imports_none_of_them(place):
     whole = whole_command()
     context = whole.context_class(whole, info_name="segue")
     listed = get_command(app)
     for name in listed.list_commands(context):
         line = listed.get_command(context, name).help
-        assert line == whole.commands[name].get_short_help_str(limit=1000), name
+        assert line == " ".join(whole.commands[name].help.split("\n\n")[0].split()), name
     look = (
         "import sys; from segue.cli import main as cli\n"
         "try:\n    cli.main()\nexcept SystemExit as end:\n"
@@ -75,3 +75,7 @@ def test_the_list_of_commands_has_the_first_sentence_of_each_and_imports_none_of
     done = subprocess.run([sys.executable, "-c", look, "--help"], capture_output=True, text=True, check=True)
     assert "recover" in done.stdout
     assert done.stderr == "0 False False\n"
+
+
+def test_a_mistyped_command_is_corrected(place):
+    assert "Did you mean 'status'?" in place.run("statsu").err

@@ -182,6 +182,26 @@ with segue.session(local=sys.argv[1]) as run:
     assert found.stdout.splitlines()[0] == "[]"
 
 
+def test_the_report_of_a_program_that_leaves_its_loop_early_counts_all_its_steps(history, tmp_path):
+    code = """
+import sys, torch, segue
+model = torch.nn.Linear(2, 1)
+with segue.session(local=sys.argv[1]) as run:
+    run.track(model=model)
+    for step in run.steps(1000):
+        run.report(loss=1.0)
+        if step == 30:
+            break
+"""
+    asked = [sys.executable, "-c", code, str(tmp_path / "runs")]
+    assert "before run.steps() ended" in subprocess.run(asked, capture_output=True, text=True, check=False).stderr
+    (report,) = history().last_reports()
+    assert report.stop_reason is StopReason.FAILED
+    # The first step does not count, and the step that was left was not made.
+    assert report.train_steps == 29
+    assert report.train_seconds > 0
+
+
 def test_one_of_several_ranks_has_no_local_session(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SessionError, match="trains in one process"), segue.session(local=tmp_path / "runs"):
