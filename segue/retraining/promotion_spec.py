@@ -23,8 +23,8 @@ class EvaluationSpec(FiniteValue):
     )
     min_gain: float = Field(
         0.0,
-        description="Smallest gain for a promotion, as a share. The lower end of the gain's 95 % interval must reach "
-        "this value.",
+        description="Smallest gain for a promotion, as a share. The lower end of the 95 % confidence interval of the "
+        "gain must reach this value.",
     )
     guards: dict[str, float] = Field(
         default_factory=dict, description="Largest permitted loss of each further metric, as a share."

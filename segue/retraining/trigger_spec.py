@@ -15,7 +15,7 @@ class ArrivalSpec(FiniteValue):
         5.0,
         ge=0,
         description="Minutes without a change of any file's size or time, after which the files are complete. With "
-        "`marker`, this time applies only if the marker is older than a file of its folder.",
+        "`marker`, `settle_minutes` applies only if the marker is older than a file of its folder.",
     )
     marker: str | None = Field(
         None,
