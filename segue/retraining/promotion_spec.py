@@ -15,8 +15,8 @@ class EvaluationSpec(FiniteValue):
 
     scores: str = Field(
         pattern=FUNCTION,
-        description="Function of a model and a frame, as package.module:function. It returns a dict with one array per "
-        "metric, and each array has one number per row; lower numbers are better.",
+        description="Function of a model and a frame, as package.module:function. The function returns a dict with one "
+        "array per metric, and each array has one number per row; lower numbers are better.",
     )
     metric: str | None = Field(
         None, description="Metric that decides on the promotion; None: the first metric of the dict."

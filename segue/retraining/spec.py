@@ -108,8 +108,8 @@ class PublishSpec(FiniteValue):
     example: str | None = Field(
         None,
         pattern=FUNCTION,
-        description="Function without arguments that returns example arguments of the model, as a tuple. With this "
-        "function, the model is also published as a program of torch.export, which runs without the user's code.",
+        description="Function without arguments that returns example arguments of the model, as a tuple. With "
+        "`example`, the model is also published as a program of torch.export, which runs without the user's code.",
     )
     mlflow: RegistrySpec | None = None
 
