@@ -144,6 +144,6 @@ def _names_of(checkpoint: Checkpoint) -> list[str]:
 
 
 def names_in_use(history: History, *, without: Sequence[int] = ()) -> set[str]:
-    """Return the names of all objects that checkpoints need, without pruned checkpoints and those in `without`."""
+    """Return the names of the objects of all checkpoints that are neither pruned nor in the slots `without`."""
     unpruned = (c for c in history.checkpoints if not c.is_pruned and c.ref.slot not in without)
     return {name for checkpoint in unpruned for name in _names_of(checkpoint)}

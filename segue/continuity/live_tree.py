@@ -31,7 +31,7 @@ from segue.user_objects.variables import CODE, Variables, is_registrable, is_use
 _ABSENT: Any = object()
 _AS_THEY_ARE: tuple[type, ...] = (*PLAIN, *CONSTANTS, complex, np.generic, torch.Tensor, np.ndarray, bytearray, array)
 _NO_STATE = (*CODE, torch.device, torch.dtype, logging.Logger, re.Pattern)
-"""Attributes of objects that are neither saved nor restored, because they are code or settings."""
+"""Attributes that are neither saved nor restored, because they are code or settings."""
 _ITERATOR = "iterator"
 _ITERATOR_FIX = "register an object with __next__ that keeps its changing values in attributes"
 _DEEPEST = 30
@@ -108,7 +108,7 @@ def _tree_of_items(value: Any, path: str, depth: int) -> Any:
 def put(live: Any, saved: Any) -> Any:
     """Put a tree from `tree_of` into the live value, and return the resulting value.
 
-    The result is the live value itself if it can be changed in place, else a new value.
+    If the live value can be changed in place, the result is the live value. Otherwise it is a new value.
     """
     if _put_by_its_own_way(live, saved):
         return live

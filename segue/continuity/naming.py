@@ -56,7 +56,7 @@ _NEAREST = {
     "state": ("extra", "after_step", "model"),
     METRIC: ("evaluate", "model", "extra"),
 }
-"""The most likely components of the cause, by the first channel that differs."""
+"""The components that most likely cause a difference, by the first channel that differs."""
 _OF_BATCHES = ("batch_fingerprint", "streams", "input_fingerprint")
 _OF_NUMBERS = ("loss", "grad_norm")
 

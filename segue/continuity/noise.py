@@ -205,7 +205,7 @@ def may_be_rare(
 
 
 def unreproducible_of(verdict: Verdict) -> Finding | None:
-    """Return the finding that the recipe is not reproducible from a verdict.
+    """Return the verdict's finding that the recipe is not reproducible.
 
     Return None if the verdict has no finding about reproducibility.
     """

@@ -64,7 +64,7 @@ def belongs_to_process(
 
     `known` contains the values that differed in a second process with the same recipe. `machines` contains the
     properties of the machine of the commit and of this machine. `permuted` contains the collections with the same items
-    in another order. With `has_names`, the function also judges by the names and values, because the values are plain.
+    in another order. If `has_names` is true, the values are plain, and the function also judges by names and values.
     """
     own = {change.path for change in changes if f"{component} {change.path}" in known}
     own |= {change.path for change in changes if change.path in permuted}
@@ -98,7 +98,7 @@ def _is_permuted(items: Sequence[Change]) -> bool:
 
 
 def _follows_from(change: Change, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether both values follow by the same formula from the same property of their machines."""
+    """Whether both values result from one property of their machines by the same formula."""
     differing = ((before[name], now[name]) for name in before.keys() & now.keys() if before[name] != now[name])
     return any(_follows(change, one, other) for one, other in differing)
 

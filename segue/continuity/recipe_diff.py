@@ -49,7 +49,7 @@ RESTORED = "setup.restored"
 UNTRACKED = "loose"
 """The part of the setup about untracked state, which may explain a replay that differs."""
 VALUES = "values"
-"""The entry of untracked state that contains the marks of its values, by path."""
+"""The name of the entry with the marks of all untracked values, by path."""
 SURROUNDINGS = "setup.surroundings"
 """The part of the setup about inputs that code reads at run time.
 
@@ -87,7 +87,7 @@ class SetupChanges:
     accepted: tuple[Finding, ...] = ()
     """Findings about changes that a person made on purpose.
 
-    A person makes a change on purpose with a new config, or names the change in the run spec.
+    A deliberate change is in a new config or is named in the run spec.
     """
     noted: tuple[Finding, ...] = ()
     """Findings about differences that may come from the process or the machine.
@@ -215,7 +215,7 @@ def _permuted(before: Any, now: Any) -> list[str]:
 
 
 def _is_only_noted(component: str, path: str) -> bool:
-    """Whether a difference alone is no finding, e.g. in objects that handle samples or that run after steps."""
+    """Whether a difference at this path is only noted, e.g. in objects that handle samples or that run after steps."""
     if component == CODE:
         return path.startswith((*_OF_HANDLERS, GLOBALS))
     return component == SURROUNDINGS or (component == HYPERPARAMETERS and path.startswith(_OF_HANDLERS))

@@ -95,8 +95,7 @@ def judge(
     setup since the checkpoint. If a person accepted a change of the setup, rows that differ prove nothing. `untracked`
     contains findings about untracked state that has changed since the commit, which may explain rows that differ.
     `early` contains the findings that prevented a step. `metric` contains findings about the user's metric, which is
-    evaluated again after the resume. `noise` contains the differences between replays from one state without a loss of
-    state.
+    evaluated again after the resume. `noise` contains the differences between replays of the same steps from one state.
     """
     pairs = _pairs(witness, replay)
     found = digest_findings(committed, restored, environment_changes=environment_changes)

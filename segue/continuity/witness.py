@@ -85,7 +85,7 @@ class Witness:
         return len(rows) < self._width and step == start + len(rows) + 1
 
     def unsealed_rows(self) -> tuple[WitnessRow, ...]:
-        """Return the rows so far, by step, of the saves whose seal may not exist yet."""
+        """Return the rows of all saves whose seal may not exist yet, in the order of steps."""
         # The dict is copied first, because the training thread changes it.
         windows = [*self._newest_full.values(), *map(tuple, list(self._windows.values()))]
         return tuple(sorted({row.step: row for rows in windows for row in rows}.values(), key=lambda row: row.step))

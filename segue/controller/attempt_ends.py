@@ -40,8 +40,8 @@ def declare_lost(
 ) -> SegmentReport:
     """Write the report of an attempt that ended without a report.
 
-    If the attempt has written its own report, return its own report. If a `lost` attempt had reached its memory limit,
-    the report states out of memory. `was_refused` means that the attempt never had a machine.
+    If the attempt has written its own report, return that report. If a `lost` attempt had reached its memory limit, the
+    report states out of memory. `was_refused` means that the attempt never had a machine.
 
     Raises:
         StoreWriteError, StoreReadError: the report was not written. It is safe to call the function again.
@@ -107,8 +107,8 @@ class NothingToAddError(Exception):
 def _with_memory(reason: StopReason, why: str, beat: Heartbeat | None) -> tuple[StopReason, str]:
     """Return the stop reason and the note of an attempt without a report, by the memory in its last heartbeat.
 
-    The reason is out of memory if the attempt used nearly all of its memory limit. The kernel then killed the process
-    that would have written the report with the container.
+    The reason is out of memory if the attempt used nearly all of its memory limit. The kernel then killed the whole
+    container, with the process that would have written the report.
     """
     if beat is None or reason not in (StopReason.LOST, StopReason.OUT_OF_MEMORY):
         return reason, why

@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 _MOST_PERIOD_SECONDS = 5.0
 _MOST_TIMEOUT_SECONDS, _MOST_REMOTE_TIMEOUT_SECONDS = 20.0, 25.0
 _PERIOD_PER_HEARTBEAT = 2.5
-"""Ratio of a parent's heartbeat period to a trainer's heartbeat period, because a parent waits for hours.
+"""Heartbeat period of a parent, as a multiple of the heartbeat period of a trainer.
 
-In a remote store, the period of a parent is even longer.
+A parent waits for hours, so its period is longer. In a remote store, its period is even longer.
 """
 _LOOK_SECONDS, _REMOTE_LOOK_SECONDS = 0.5, 2.5
 

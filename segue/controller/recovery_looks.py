@@ -29,7 +29,7 @@ from segue.units import duration
 log = logging.getLogger(__name__)
 
 _FRESH_SECONDS = 10.0
-"""Seconds after the end of a check in which a new check is unnecessary, because delayed checks all start at once."""
+"""Seconds after a check for which another check is unnecessary. Delayed checks all start at once."""
 _LEASE_SECONDS = 20.0
 """Seconds for which a started check prevents other checks from starting.
 
@@ -118,7 +118,7 @@ def _age(now: datetime | None, then: datetime | None) -> float | None:
 def seconds_without_look(store: Store, *, now: datetime) -> float | None:
     """Return the seconds since the last completed check, if they exceed the limit.
 
-    Return None if the seconds are within the limit, or if no check has ended yet. The function uses the clock of this
+    Return None if this time is within the limit, or if no check has ended yet. The function uses the clock of this
     machine and is for a single call. A parent uses a `SilenceWatch` instead.
 
     Raises:
@@ -132,7 +132,7 @@ def seconds_without_look(store: Store, *, now: datetime) -> float | None:
 
 
 def silence_sentence(seconds: float) -> str:
-    """Return a sentence that no check has completed for `seconds`, with the consequence."""
+    """Return a sentence stating that no check has completed for `seconds`, and the consequence."""
     return f"no check by `recover` has completed for {duration(seconds)}: dead parents are not started again"
 
 

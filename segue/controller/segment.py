@@ -61,7 +61,7 @@ class TrainerEnd:
     """Describes how a trainer process ended."""
 
     exit_code: int | None
-    """The exit code of the process, or None if the exit code of the ended process is not known."""
+    """The exit code of the process, or None if it is not known."""
     was_out_of_memory: bool = False
     """Whether the kernel killed one of the trainer's processes because memory ran out."""
     evidence: str | None = None
@@ -174,7 +174,7 @@ def run_attempt(
     on_line: OnLine,
     flow_run_id: str | None = None,
 ) -> SegmentReport | None:
-    """Train the attempt of a plan to its end, and after a planned end the next attempt.
+    """Train the attempt of a plan. After a planned end, also train the next attempt.
 
     The function returns the last report in the log, or None if another process holds the attempt.
     """

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 JUMP_SECONDS = 2.0
 """Least difference in seconds between a clock and monotonic time, between two checks, that is a jump of the clock."""
 _WRONG_SECONDS = 5.0
-"""Largest difference in seconds from the reference clock at the start without a warning.
+"""Largest difference from the reference clock at the start, in seconds, that causes no warning.
 
 The clock corrects a smaller difference silently.
 """
@@ -33,7 +33,7 @@ _LOOK_SECONDS = 1.0
 _REFERENCE_SECONDS, _FIRST_REFERENCE_SECONDS = 60.0, 5.0
 """Seconds between two reads of the reference clock.
 
-The second value applies until the first answer of the reference clock.
+The shorter interval applies until the first answer of the reference clock.
 """
 
 

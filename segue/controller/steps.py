@@ -122,8 +122,8 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock, queues: Queues |
     """Decide the next action and write the decision to the log.
 
     `queues` contains the queues of the pools, if the pools have queues. If the newest plan has no report, the function
-    returns the newest plan again. Its attempt may be alive, or the parent may have died between the decision and the
-    start of the attempt.
+    returns the newest plan again. The attempt of this plan may be alive, or the parent may have died before the attempt
+    started.
 
     Raises:
         StoreWriteError, StoreReadError: the function decided nothing. It is safe to call the function again.
@@ -209,7 +209,7 @@ def _tidy(runlog: RunLog) -> None:
 
 
 def _is_void(history: History, plan: SegmentPlan) -> bool:
-    """Whether the plan is for an import that never began, so that a trainer would train the wrong weights."""
+    """Whether the plan is for an import that never began. A trainer would then train the wrong weights."""
     return history.is_import(plan.segment, plan.attempt) and history.attempt_of(plan.segment, plan.attempt) is None
 
 

@@ -224,8 +224,8 @@ def _environment(count: int, given: Mapping[str, str], nodes: Nodes) -> dict[str
 
 
 def accelerators() -> int:
-    """Return the number of accelerators of this machine. A separate process asks torch, to keep torch out of this
-    process.
+    """Return the number of accelerators of this machine. A separate process asks torch, so that this process does not
+    import torch.
     """
     ask = "import torch; print(torch.cuda.device_count())"
     found = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)

@@ -62,7 +62,7 @@ class MemoryKills:
 
 
 class RecentKills:
-    """The number of kills for lack of memory a few seconds ago, so that older kills are not taken as the cause of an
+    """The number of kills for lack of memory a few seconds ago. Older kills are therefore not taken as the cause of an
     end.
     """
 

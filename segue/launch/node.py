@@ -44,8 +44,8 @@ def nodes_of_slurm(variables: Mapping[str, str]) -> Nodes:
 def run_node(assignment: Assignment, nodes: Nodes) -> int:
     """Train this node's part of an attempt, and return the exit code.
 
-    If one process trains alone, the function does not return. Only the main thread may call it, because it handles
-    signals.
+    If one process trains alone, the function does not return. Only the main thread may call the function, because the
+    function handles signals.
     """
     count = (assignment.spec.ranks or 0) // nodes.how_many or accelerators()
     if count * nodes.how_many == 1:

@@ -1,4 +1,4 @@
-"""Handles the output of a trainer: pipes that never end or slow down their writer, and the choice of shown lines.
+"""Handles the output of a trainer: keeps pipes from ending or slowing down their writer, and chooses the lines to show.
 
 The reader of a pipe (engine, worker, terminal) may end. Without this module, the next print of the writer would then
 fail.
@@ -51,7 +51,10 @@ class Line(NamedTuple):
 
 
 OnLine = Callable[[Line], None]
-"""A function that segue calls with each shown line. If it raises an error, segue continues to read the output."""
+"""A function that segue calls with each shown line.
+
+If the function raises an error, segue continues to read the output.
+"""
 
 
 def survive_broken_output(owner: ProcessRef | None = None) -> None:

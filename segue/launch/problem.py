@@ -29,7 +29,7 @@ def as_pairs(problems: Iterable[Problem]) -> Pairs:
 
 
 def refusals(problems: Iterable[Problem]) -> Pairs:
-    """Return the certain problems, which are reasons to refuse a run. Log all other problems."""
+    """Return the certain problems. A run with a certain problem is refused. Log all other problems."""
     found = []
     for problem in dict.fromkeys(problems):
         if problem.is_certain:

@@ -53,8 +53,8 @@ def intervals(history: History) -> tuple[Interval, ...]:
     """Return the availability intervals of a run, oldest first.
 
     Waits for capacity and boots are down intervals, and attempts are up intervals. A failed start had a machine, so it
-    shows nothing about availability. A wait ends with the first start that a worker took. A standby that took over the
-    run first waited for a machine (down) and then held the machine (up).
+    shows nothing about availability. A wait ends when a worker takes a start of the attempt. A standby that took over
+    the run first waited for a machine (down) and then held the machine (up).
     """
     found: list[Interval] = []
     moments = sorted(entry.written_at for entry in history.decisions)
@@ -163,7 +163,7 @@ class OpenDownInterval:
 
 
 def seconds_without_spot(history: History, *, now: datetime) -> float:
-    """Return the seconds since the run began to wait for a spot machine that it has not got.
+    """Return the seconds for which the run has waited for a spot machine so far.
 
     The wait begins with the first request that the run gave up after it last had a spot machine. Return 0 if the run
     gave up no request since then, or since a person started the run again.

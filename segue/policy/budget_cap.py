@@ -47,7 +47,7 @@ class Cap:
         return self.limit - self.spent
 
     def affordable_seconds(self, price: float, *, start_cost: float = 0.0) -> float:
-        """Return the seconds of a machine at this price per hour that the cap pays, after the cost of its start."""
+        """Return the seconds of a machine at this price per hour that the cap pays for, after the cost of its start."""
         seconds = max(self.left - start_cost, 0.0) / price * HOUR
         if self.renewed_in_seconds is None or seconds < self.renewed_in_seconds:
             return seconds

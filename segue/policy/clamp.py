@@ -39,11 +39,11 @@ def needed_for_spot_seconds(now: Situation) -> float | None:
     """Return the least remaining time in seconds at which the clamp permits another spot attempt.
 
     Return None if no rate has been measured yet. In the worst case, the attempt first boots (d) and works until just
-    before its next commit (at risk). The controller then recalls the attempt, which dies silently before it commits its
-    last save (answer). The controller notices the death late (detection). After that, the run waits for on-demand
-    (queue, and other runs that leave spot), on-demand boots (d, with a margin), and on-demand does all of the work (C).
-    While an attempt commits in time, remaining time and remaining work decrease at the same rate. A condition that was
-    true at the attempt's start is therefore true until its end.
+    before its next commit (at risk). The controller then recalls the attempt. The attempt dies silently before it
+    commits its last save (answer). The controller notices the death late (detection). After that, the run waits for
+    on-demand (queue, and other runs that leave spot), on-demand boots (d, with a margin), and on-demand does all of the
+    work (C). While an attempt commits in time, remaining time and remaining work decrease at the same rate. A condition
+    that was true at the attempt's start is therefore true until its end.
     """
     if now.work_seconds is None:
         return None
@@ -80,7 +80,7 @@ def longest_wait_seconds(now: Situation) -> float | None:
 
 
 def seconds_to_claim(now: Situation) -> float | None:
-    """Return the seconds until a waiting spot attempt must have claimed the run.
+    """Return the seconds within which a waiting spot attempt must claim the run.
 
     The value is negative if the attempt is already too late. The value is None without a deadline or without a measured
     rate.
@@ -92,7 +92,7 @@ def seconds_to_claim(now: Situation) -> float | None:
 
 
 def crowd_seconds(now: Situation, queues: Queues, *, at: datetime) -> float:
-    """Return the additional wait in seconds for on-demand that other runs cause by also giving up spot.
+    """Return the seconds by which other runs that also give up spot lengthen the wait for on-demand.
 
     The function considers only runs that are before this run in the queue of spot. The value is 0 without a deadline or
     without a measured rate. The additional wait does not become shorter if other runs already wait for on-demand.
@@ -134,7 +134,7 @@ def must_recall(now: Situation) -> bool:
 
 
 def seconds_to_recall(now: Situation) -> float | None:
-    """Return the seconds after which the controller must recall a running spot attempt without a new commit.
+    """Return the seconds after which the controller must recall a running spot attempt that makes no new commit.
 
     Return None if the controller never has to recall the attempt.
     """

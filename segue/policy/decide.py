@@ -128,7 +128,7 @@ def _choose(spec: RunSpec, history: History, here: Situation, now: datetime) -> 
 
 
 def _read_cost(spec: RunSpec, history: History, chosen: _Choice) -> float:
-    """Return the highest cost of the checkpoint that the next attempt reads, over the requested pools."""
+    """Return the cost of reading the checkpoint of the next attempt, on the dearest of the requested pools."""
     names = {chosen.deployment(spec), *(each.deployment for each in chosen.requests)}
     return max(read_cost(spec.pools, history, chosen.capacity, name) for name in names)
 

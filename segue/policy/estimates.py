@@ -27,7 +27,7 @@ _MOST_BY_OTHERS = 5.0
 UNSEEN_START_FACTOR, SEEN_START_FACTOR = 1.5, 1.1
 """Factors by which an on-demand machine may start slower than expected.
 
-The first factor applies until the run has observed a start of on-demand, and the second factor applies afterwards.
+The larger factor applies until the run has observed a start of on-demand. The smaller factor applies afterwards.
 """
 
 
@@ -69,7 +69,7 @@ class Situation:
     spot_queue_seconds: float = 0.0
     """Seconds that this run waits for a slot of spot, because other runs use the slots."""
     crowd_seconds: float = 0.0
-    """Additional wait in seconds for on-demand that other runs cause by also giving up spot."""
+    """Seconds by which other runs that also give up spot lengthen the wait for on-demand."""
 
     @property
     def expected_changeover_seconds(self) -> float:
@@ -212,8 +212,8 @@ def usual_changeover_seconds(spec: RunSpec, history: History) -> float:
     """Return the median of the newest changeovers and the prior.
 
     The median must not include the wait of a spot attempt for capacity. The changeover of a spot attempt is therefore
-    its own startup time plus the shortest time to a claim of any attempt. If the whole time of a spot attempt is within
-    the prior, its changeover is the whole time.
+    its own startup time plus the shortest time that any attempt needed to claim. If the whole time of a spot attempt is
+    within the prior, its changeover is the whole time.
     """
     prior = spec.policy.changeover_seconds
     to_claims = [to_claim_seconds(attempt.claim, history) for attempt in history.attempts]
@@ -237,7 +237,10 @@ def save_seconds(history: History) -> float | None:
 
 
 def at_risk_seconds(spec: RunSpec, rate: float | None, *, save_seconds: float | None = None) -> float:
-    """Return the longest time in seconds between two commits. For commits by steps, the value needs a measured rate."""
+    """Return the longest time in seconds between two commits.
+
+    If commits are set by steps, the function needs a measured rate.
+    """
     cadence, step, save = spec.checkpoints, rate or 0.0, save_seconds or 0.0
     if cadence.every_seconds is None and cadence.every_steps is None:
         save = 0.0  # The measured save interval already subtracts it.

@@ -33,7 +33,7 @@ _LONGEST_SHARE = 0.1
 def may_come_back(spec: RunSpec, history: History) -> bool:
     """Whether a run on on-demand may ever return to spot.
 
-    Without a deadline, a run returns only if it moved to on-demand after too long a wait for spot.
+    Without a deadline, a run returns only if it left spot because the wait took too long.
     """
     if spec.trains_elsewhere:
         return False  # There are no standbys there: a place in a queue is no waiting machine.

@@ -69,8 +69,8 @@ def outlook(
 ) -> Outlook | None:
     """Return the future actions of the policy, or None without a deadline or without a measured rate.
 
-    If PLAN does not plan the pools together, the function uses the price of the chosen `pool` and the availability of
-    the awaited pool. If the attempt waits for several pools, the function uses the combined availability of all pools.
+    Without a joint plan of the pools, the function uses the price of the chosen `pool` and the availability of the
+    awaited pool. If the attempt waits for several pools, the function uses the combined availability of all pools.
     """
     kept = pool.deployment if pool is not None and pool.is_kept else None
     planned = pool_outlook(spec, history, here, now=now, kept=kept)

@@ -114,7 +114,7 @@ class PoolChoice:
         return None if self.requests else self.asked
 
     def requests_within(self, wait_seconds: float) -> tuple[PoolRequest, ...]:
-        """Return the requests, all within the permitted share of a wait of this length."""
+        """Return the requests, with times within the permitted share of a wait of this length."""
         latest = max((request.after_seconds for request in self.requests), default=0.0)
         within = self.asked_within_share * max(wait_seconds, 0.0)
         share = min(within / latest, 1.0) if latest > 0 else 1.0
@@ -200,9 +200,9 @@ def cheaper_pools(
 ) -> tuple[str, ...]:
     """Return the spot pools to which an attempt on spot should move, in descending order of the saving.
 
-    A move must save at least twice the cost of the standby's boot, until the expected death of the new machine or until
-    the goal. The expected remaining life of the current machine is its age plus the mean life of its pool, so that a
-    run does not move back soon.
+    A move must save at least twice the cost of the standby's boot. The saving counts until the new machine's expected
+    death or until the goal. The expected remaining life of the current machine is its age plus the mean life of its
+    pool, so that a run does not move back soon.
     """
     attempt, carried_out = history.attempt_of(plan.segment, plan.attempt), history.plan_of(plan.segment, plan.attempt)
     if attempt is None or carried_out is None or here.work_seconds is None:
@@ -280,7 +280,7 @@ def pool_of(
 
 
 class _Sums(NamedTuple):
-    """Weighted sums of the ends and the seconds of up intervals and of down intervals."""
+    """Weighted sums for up intervals and for down intervals: the number of ends, and the seconds."""
 
     deaths: float
     lived: float

@@ -136,7 +136,7 @@ def handover_seconds(history: History) -> float:
     """Return the seconds from the record of a hand-over to the first new step of the standby.
 
     The value is the median of the newest hand-overs of the run. Without a hand-over, the value is the time of a save
-    plus the usual time from a claim to the first new step. The estimate without a hand-over is too high, because the
+    plus the usual time from a claim to the first new step. Without a hand-over, the estimate is too high, because the
     process of a standby has already booted.
     """
     seen, usual = [], [report.startup_seconds for report in history.last_reports() if report.train_steps > 0]

@@ -25,7 +25,7 @@ SPOT_NUMBER = "spot_queue_seconds"
 _MOST_IDLE = 2.0
 """Upper limit of the measured time between two starts, as a multiple of the time for which a flow run holds a slot.
 
-The limit excludes outages of the workers and waits for another limit.
+This limit leaves out outages of the workers, and waits because of another limit.
 """
 
 
@@ -77,7 +77,7 @@ class Queues:
         )
 
     def spot_seconds(self, now: datetime) -> float:
-        """Return the wait in seconds for a slot of spot from now on. Return 0 if the run has a slot."""
+        """Return the seconds for which the run waits from now on for a slot of spot. Return 0 if the run has a slot."""
         return 0.0 if self.spot_free_at is None else max((self.spot_free_at - now).total_seconds(), 0.0)
 
     @property
@@ -88,10 +88,10 @@ class Queues:
     def crowd_seconds(self, *, until: datetime) -> float:
         """Return the seconds for which a run that gives up spot at `until` waits for on-demand.
 
-        Return 0 if spot has a slot for this run by `until`. If the turn of an earlier run in the queue is after
-        `until`, spot is too late for the earlier run, too. The function assumes that the late runs have similar
-        deadlines and also give up spot at `until`. They then hold slots of on-demand for as long as they would have
-        held slots of spot. If the other runs have no deadline, this run therefore leaves spot earlier than necessary.
+        Return 0 if spot has a slot for this run by `until`. If an earlier run in the queue has its turn after `until`,
+        spot also comes too late for that run. The function assumes that the late runs have similar deadlines and also
+        give up spot at `until`. They then hold slots of on-demand for as long as they would have held slots of spot. If
+        the other runs have no deadline, this run therefore leaves spot earlier than necessary.
         """
         if self.spot_free_at is None:
             return 0.0

@@ -132,7 +132,8 @@ class CostMeter:
     ) -> None:
         """Record a committed save. Its cost includes the slower steps since the previous save.
 
-        Sealing and pruning follow each commit. Steps during sealing and pruning count for the next save.
+        Sealing and pruning follow each commit. The cost of steps during sealing and pruning therefore belongs to the
+        next save.
         """
         if len(self._saves) == 1 and not self._has_warmed_up:
             self._saves.clear()

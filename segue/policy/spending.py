@@ -2,7 +2,7 @@
 
 The cost of an attempt is the time from its claim to its end, at the price at the time of its decision. `pools.prices`
 names the source of current prices, and the run's log contains the prices from this source. If an attempt has starts on
-several pools, each unused start costs the time from its worker's take to its withdrawal.
+several pools, each unused start costs from the moment at which a worker takes it until its withdrawal.
 
 If a pool has a price for data between its machines and the store, the cost includes the checkpoint that the attempt
 read and the checkpoints that it wrote. The choice of a pool includes the cost of data in the price per hour.

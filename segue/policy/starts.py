@@ -2,8 +2,8 @@
 
 A start lasts from the moment at which a worker takes an attempt to the attempt's claim of the run. The module derives
 the limit of a pool from the starts on the pool in the run's log. If a start takes longer than the limit, segue requests
-another start of the same attempt beside the slow start. If a start takes longer than a longest time, segue gives the
-start up. The module is pure.
+another start of the same attempt beside the slow start. If a start takes longer than a maximum time, segue gives up the
+start. The module is pure.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Start:
     waited_seconds: float = 0.0
     """Seconds since the start was requested."""
     may_be_doubled: bool = True
-    """Whether another start beside this start would cost no more than its machine."""
+    """Whether the only cost of another start would be its machine."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def known_seconds(history: History, plan: SegmentPlan) -> list[float]:
 
 
 def limit_of(known: Sequence[float], *, spec: RunSpec, changeover_seconds: float) -> StartLimit:
-    """Return the limit of a pool whose starts took the seconds in `known`."""
+    """Return the start limit of a pool. `known` contains the seconds of its earlier starts."""
     usual, liveness = quantile(known, SHARE), spec.liveness
     most = liveness.first_step_seconds
     learned = _FACTOR * usual if usual is not None else 0.0
@@ -206,7 +206,7 @@ def left_seconds(here: Situation, capacity: Capacity) -> float | None:
 def machine_starts(history: History) -> list[tuple[DecisionEntry, float]]:
     """Return the starts of on-demand machines.
 
-    Each start has the decision, and the seconds from the decision to the attempt's claim.
+    The result pairs each decision with the seconds from the decision to the attempt's claim.
     """
     attempts = history.attempts
     found = []

@@ -83,6 +83,6 @@ def wait_seconds(
 
 
 def is_only_spot_in_time(spec: RunSpec, here: Situation) -> bool:
-    """Whether only spot meets the deadline, for every spot pool in which the attempt may wait."""
+    """Whether the run has a single spot pool, and only spot still meets the deadline."""
     spare = clamp.spare_on_spot_seconds(here)
     return len(spec.pools.spot) == 1 and spare is not None and spare > 0

@@ -121,8 +121,8 @@ MOMENTS = ("latest_safe_moment", "latest_spot_start")
 def latest_moments(spec: RunSpec, here: Situation) -> dict[str, datetime]:
     """Return the latest start of on-demand that meets the deadline, and the latest start of a spot attempt.
 
-    Both moments are for a run without further progress. Each committed hour of work moves both moments one hour later.
-    The result is empty if the run has no deadline.
+    Both moments assume that the run makes no further progress. Each committed hour of work moves both moments one hour
+    later. The result is empty if the run has no deadline.
     """
     needed = clamp.needed_for_spot_seconds(here)
     if spec.deadline is None or needed is None or here.work_seconds is None:

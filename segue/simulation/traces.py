@@ -125,7 +125,7 @@ def read_trace(path: Path) -> Trace:
     The name of the file determines the type of the trace. With `a23-` in the name, the function resamples the trace to
     the ten-minute period of the probes. With `p23-`, the trace is of a held instance, and its zeros include the start
     of the next instance. The function therefore joins eight samples into one sample, which is up only if all eight are
-    up. With `-4node-`, the trace is of four simultaneous nodes.
+    up. With `-4node-`, the trace is of four nodes that run at the same time.
 
     Raises:
         TraceError: the file cannot be read or is not a trace.

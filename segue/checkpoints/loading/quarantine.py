@@ -28,7 +28,7 @@ def quarantine(runlog: RunLog, *, checkpoint: Checkpoint, reason: str, epoch: in
 
 
 def give_up_record(runlog: RunLog, *, slot: int, reason: str, epoch: int) -> None:
-    """Record that segue no longer tries to read an unreadable record of the run's log.
+    """Give up an unreadable record of the run's log, so that segue no longer tries to read this record.
 
     If the unreadable record was a commit, the checkpoint of this commit stays quarantined for good.
 

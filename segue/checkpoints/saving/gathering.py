@@ -23,10 +23,10 @@ _MOST_BYTES = 64 * 2**20
 
 
 def gathered(pairs: Sequence[Pair]) -> Iterator[Pair]:
-    """Yield fewer pairs to copy in order, with the same effect as `pairs`.
+    """Yield fewer pairs that have the same effect as `pairs` if they are copied in order.
 
-    Small tensors with adjacent destinations are gathered into one pair. Start the copy of each pair on the current
-    stream before you request the next pair, because all pairs use the same device memory.
+    Several small tensors with adjacent destinations become one pair. Start the copy of each pair on the current stream
+    before you request the next pair, because all pairs use the same device memory.
     """
     run: list[Pair] = []
     end = size_bytes = 0
@@ -90,7 +90,8 @@ _ALIGNED_TO = 256
 _LEFT_OF_DEVICE, _LEAST_LEFT = 0.1, 0.05
 """Shares of device memory that must stay free for training.
 
-The first share applies when memory for copies is allocated. The second share applies while this memory is kept.
+The first share applies when memory for copies is allocated. The second share applies as long as memory for copies is
+kept.
 """
 
 

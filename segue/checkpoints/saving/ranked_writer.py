@@ -28,7 +28,10 @@ class Notes(Protocol):
 
 
 class RankedWriter(ShardWriter):
-    """A shard writer that returns the result of its own rank. On rank 0, it returns the merged result of all ranks."""
+    """A shard writer that returns the result of its own rank.
+
+    On rank 0, the writer returns the merged result of all ranks.
+    """
 
     def __init__(self, inner: ShardWriter, *, rank: int, count: int, notes: Notes) -> None:
         self._inner, self._rank, self._count = inner, rank, count

@@ -1,7 +1,7 @@
 """Copies the state at a safe point into a staging buffer, so that training continues during the write.
 
 If a device has enough free memory for a copy of its state, the state is first copied within the device. Training waits
-only for this copy. If a device has too little free memory, `take` blocks for about one copy to the host, and `begin`
+only for this copy. If a device has too little free memory, `take` blocks for about one copy to the host. `begin` then
 blocks only for tensors that a forward pass may change. Tensors that only an optimizer changes are copied in the
 background. Before each optimizer step, `Staged.barrier` waits for the copies of these tensors.
 """
@@ -27,7 +27,8 @@ from segue.checkpoints.saving.staged_layout import StagedLayout, copy_all, copy_
 from segue.checkpoints.saving.tracing import span
 
 _LOOKS, _MOST_LOOKED_AT, _MOST_ON_DEVICE = 64, 256, 32
-"""Limits of the comparison at the barrier: values per tensor, tensors, and device tensors (one kernel for each)."""
+"""Limits of the comparison at the barrier: values per tensor, number of tensors, and number of device tensors.
+"""
 
 
 @dataclass(frozen=True)

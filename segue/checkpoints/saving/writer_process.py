@@ -36,7 +36,10 @@ NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _NICENESS = 10
 _POLL_SECONDS = 0.5
 _TURN_SECONDS = 0.0005
-"""Seconds after which a thread yields to another thread. Python's default of 5 ms would delay each file operation."""
+"""Seconds after which a thread yields to another thread.
+
+Python's default interval of 5 ms would delay each file operation.
+"""
 
 
 class _Work:

@@ -1,8 +1,8 @@
 """Finds the names that each iteration of a loop reads before it writes them.
 
-The loop carries the values of names that it reads first to the next iteration. The module does a backward data-flow
-analysis of one function. A name is live at a point of the code if code after this point may read the name before
-writing it.
+If a loop reads a name before it writes the name, the loop carries the value to the next iteration. The module does a
+backward data-flow analysis of one function. A name is live at a point of the code if code after this point may read the
+name before writing it.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def _with_called(name: str, reads: Mapping[str, Names]) -> Names:
 
 
 def _read_from_around(nested: Function) -> Names:
-    """Return the names of the enclosing function that a nested function reads when it is called."""
+    """Return the names that a nested function reads from the enclosing function when it is called."""
     loads = (node for node in ast.walk(nested.node) if isinstance(node, ast.Name))
     own = nested.bound - nested.elsewhere.keys()
     return frozenset(node.id for node in loads if isinstance(node.ctx, ast.Load) or node.id in nested.elsewhere) - own

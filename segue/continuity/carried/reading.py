@@ -53,7 +53,7 @@ def flows_of(files: Iterable[str], *, only: Collection[tuple[str, str]] | None =
 def _bind(found: CodeFacts) -> None:
     """Connect the arguments of calls with the parameters of the user's functions.
 
-    If the code creates an object only as a dict, a method such as `update` is the method of dict.
+    If an object can only be a dict, its method `update` (for example) is the method of dict.
     """
     collections = found.flows.computed_from(COLLECTION)
     objects = {name: found.flows.computed_from(f"class {name}") for name in found.index.classes}
@@ -70,7 +70,7 @@ def _bind(found: CodeFacts) -> None:
 def _connect_with_callers(function: Function, found: CodeFacts) -> None:
     """Add edges from and to a library for a function that no other function calls.
 
-    The analysis assumes that a library passes the arguments and gets the result.
+    The analysis assumes that a library calls the function and uses its result.
     """
     name = function.name.rpartition(".")[2]
     if function.is_module or name in found.called or name in _SHOWN_BY:

@@ -46,7 +46,7 @@ class Advice(NamedTuple):
     imports: str = ""
     """The module that the user must import for the expression."""
     names: tuple[str, ...] = ()
-    """Names of the variables to register. The tuple is empty for the registration of the object itself."""
+    """Names of the variables to register. The tuple is empty if the object itself is registered."""
 
     @property
     def value(self) -> str:
@@ -84,7 +84,7 @@ class Known(NamedTuple):
     is_assigned: Callable[[ValuePlace], bool]
     """Returns whether code assigns another object to the variable at a place.
 
-    An assigned variable soon has another object than its first object.
+    After such an assignment, the variable no longer has its first object.
     """
     sizes: dict[int, int | None]
     """Sizes in bytes of the values that the functions have tested so far, by id.
@@ -94,7 +94,7 @@ class Known(NamedTuple):
 
 
 def advice_for(leaf: Leaf, known: Known) -> Advice:
-    """Return the registration of a leaf: of the outermost registrable object around the value, or of a variable."""
+    """Return the registration of a leaf: the outermost registrable object around the value, or a variable."""
     outermost: Advice | None = None
     for place in _outermost_first(leaf):
         try:
@@ -187,7 +187,7 @@ def _stored_bytes(value: Any, *, path: str, is_owned: Callable[[Any], bool]) -> 
 
 
 _MOST_BYTES, _MOST_TIMES = 1 << 20, 8
-"""Limits of the unchanged bytes of an object that is stored whole, in bytes and as a multiple of the changed values.
+"""Limits of the unchanged part of an object that is stored whole: in bytes, and as a multiple of the changed part.
 
 A table of samples exceeds both limits.
 """
@@ -289,7 +289,7 @@ def finding_of(
 def owner_of(leaf: Leaf, advice: Advice) -> str:
     """Return the path that the sentence about a value names.
 
-    The path belongs to the object to register, or to the object with the attribute to register.
+    This is the path of the object to register, or of the object that has the attribute to register.
     """
     if not advice.names:
         return advice.place

@@ -139,7 +139,7 @@ def _is_of_root(leaf: Leaf) -> bool:
 def _is_entry(held: Any, value: Any) -> bool:
     """Whether an entry of a state_dict may be the given value.
 
-    An entry of another type may be the value in another form.
+    An entry of another type also counts, because it may be the value in another form.
     """
     if type(held) is not type(value) or not isinstance(value, _COMPARED):
         return True

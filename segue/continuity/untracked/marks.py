@@ -32,8 +32,8 @@ Mark = bool | int | float | str | None
 
 ARRAYS = (torch.Tensor, np.ndarray, bytearray, memoryview, array)
 _WHOLE, _SAMPLED = 1 << 20, 1 << 16
-"""Maximum size of an array whose elements are all read, and the number of evenly spaced elements read of a larger
-array."""
+"""Maximum size of an array that is read whole, and number of evenly spaced elements that are read from a larger array.
+"""
 _MOST_ITEMS = 4096
 _MOST_DEPTH = 4
 _LONGEST = 100

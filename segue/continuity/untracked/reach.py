@@ -288,7 +288,7 @@ _OF_TRAINERS = frozenset(
 )
 """Packages whose objects run the loop and count its steps.
 
-Checkpoints of the packages, or callbacks of segue, contain the counts of these objects.
+The packages' own checkpoints or segue's callbacks store these counts.
 """
 
 

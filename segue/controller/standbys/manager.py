@@ -126,7 +126,9 @@ class StandbyManager:
         return self._sent is not None and self._sent.seen_at is not None
 
     def look(self, history: History, here: Situation) -> bool:
-        """Submit or command the standby of a training attempt if this is due. Return whether to recall the attempt.
+        """Submit the standby of a training attempt, or send it a command, if this is due.
+
+        Return whether to recall the attempt.
 
         Raises:
             StoreReadError, StoreWriteError: the store could not be used. It is safe to call the method again.

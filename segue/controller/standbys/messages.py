@@ -37,7 +37,7 @@ class StandbyStatus(Record):
 
 
 class StandbyCommand(Record):
-    """The parent's command to a standby, which a living parent repeats."""
+    """The parent's command to a standby. A living parent repeats the command."""
 
     standby: str = Field(alias="spare")
     counter: int = Field(ge=0)

@@ -21,7 +21,7 @@ from segue.spec import RunSpec
 
 _UNWANTED = "a standby on this pool is no longer wanted"
 _ASK_SECONDS = 30.0
-"""Seconds between two choices of the pools while no standby is submitted."""
+"""Seconds between two choices of pools while no standby is submitted."""
 
 
 class PoolStandbys:

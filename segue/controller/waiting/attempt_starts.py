@@ -2,11 +2,11 @@
 
 An attempt usually has one start. If the start is slower than usual on its pool, segue requests another start of the
 attempt. Several starts are safe, because only one start can claim the attempt. The first start that claims the attempt
-in the run's log trains it. Every other start finds the claim and ends without changing anything, even if it is late and
-this parent is dead. It does no harm if the slow start is alive or cannot be stopped. If the slow start claims the
-attempt first, it continues. If another start claims the attempt first, segue gives up the slow start. A second attempt
-instead of a second start would need two open plans, and a decision between the plans. For later parents, the log
-contains which start was slow (so that a start with the next number exists), and how each start ended.
+in the run's log trains the attempt. Every other start finds the claim and ends without changing anything, even if it is
+late and this parent is dead. It does no harm if the slow start is alive or cannot be stopped. If the slow start claims
+the attempt first, it continues. If another start claims the attempt first, segue gives up the slow start. A second
+attempt instead of a second start would need two open plans, and a decision between the plans. For later parents, the
+log contains which start was slow (so that a start with the next number exists), and how each start ended.
 
 If the plan names several pools, segue starts the attempt on each pool. The start that claims the attempt first trains
 it, and segue withdraws the starts on the other pools.
@@ -105,7 +105,7 @@ class Starts:
     def pools(self) -> str:
         """Name the pools of the starts that may still claim the attempt.
 
-        If starts have a machine, the text names only the pools of starts with a machine.
+        If some starts have a machine, the text names only the pools of these starts.
         """
         running = [each for each in self._living if self.orchestrator.is_running(each.handle)]
         return ", ".join(dict.fromkeys(self._numbers.pool_of(each.number) for each in running or self._living))
@@ -142,7 +142,7 @@ class Starts:
     # Starts on several pools, and slow starts.
 
     def look(self, history: History, here: Situation) -> str | None:
-        """Request another start or give up a start, if a request or give-up is due.
+        """Request another start or give up a start, if it is time to do so.
 
         Return the reason if segue has to give up the attempt itself.
 

@@ -97,8 +97,8 @@ class CapacityWait:
         The plan contains the end of the wait. The wait ends earlier if other runs in the spot queue will also need
         on-demand. In a run with a deadline, only the deadline ends the wait for an attempt that is already starting. If
         the run has no other spot pool, a request keeps its place in a queue until the deadline requires on-demand,
-        because a new request would be last. After the request has left the queue, the attempt has the time of the plan
-        to claim the run.
+        because a new request would be last. After the request has left the queue, the attempt has to claim the run
+        within the time in the plan.
         """
         self._is_behind = False
         patience = self._plan.start_within_seconds
@@ -205,6 +205,6 @@ def _seconds_to_deadline(here: Situation) -> float | None:
 
 
 def _repeats_a_failure(history: History) -> bool:
-    """Whether the recipe raised an exception in the last attempt, which this attempt repeats."""
+    """Whether this attempt repeats an attempt in which the recipe raised an exception."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
     return last is not None and last.is_own_fault

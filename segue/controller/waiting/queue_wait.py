@@ -1,8 +1,8 @@
 """Reports that a trainer waits in the queue of a cluster.
 
-The segment of a waiting trainer has a process, but the trainer has no machine yet. During the wait, the segment
-overwrites a small object in the store. The parent reads in the object that the attempt is not booting yet, and why the
-attempt waits. The loss of an object has no other effect.
+A trainer in the queue has no machine yet, but its segment already runs. During the wait, the segment overwrites a small
+object in the store. This object tells the parent that the attempt is not booting yet, and why the attempt waits. The
+loss of an object has no other effect.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from segue.policy.estimates import Situation
 from segue.records import Heartbeat
 
 _MARGIN_SECONDS = 1.0
-"""Seconds before the latest start on on-demand at which a recalled attempt is declared lost."""
+"""Seconds between the moment at which a recalled attempt is declared lost and the latest start on on-demand."""
 
 
 class Recalled:

@@ -158,8 +158,8 @@ class _AttemptWait:
     def note_outage(self, *, is_write: bool) -> None:
         """Restart the heartbeat timeout, because the attempt could not write a heartbeat while the store failed.
 
-        After a failed write, the wait repeats writes until a write succeeds, because reads do not show the end of an
-        outage of writes. A read that fails after the read of the heartbeat is not an outage.
+        After a failed write, the wait repeats writes until one succeeds, because successful reads do not show that
+        writes work again. A read that fails after the read of the heartbeat is not an outage.
         """
         if is_write or not self._has_read_heartbeat:
             self._heartbeat = HeartbeatTimeout(self._spec.liveness.heartbeat_timeout_seconds)

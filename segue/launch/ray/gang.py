@@ -175,7 +175,7 @@ class Gang:
 
     @property
     def waits_for_the_lost(self) -> bool:
-        """Whether all other ranks have ended, and torchrun waits some minutes for the ranks of a lost actor."""
+        """Whether all other ranks have ended while torchrun waits some minutes for the ranks of a lost actor."""
         left = [member for member in self._members if not member.has_ended]
         return self.lost is not None and bool(left) and all(member.have_left for member in left)
 

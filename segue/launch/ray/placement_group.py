@@ -93,9 +93,9 @@ def avoidable(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node], avoided:
 def is_to_ask(seen: int, *, seen_before: int, asked: int) -> bool:
     """Whether to request the `seen` bundles that fit now, instead of the `asked` bundles.
 
-    An `asked` of 0 means that no bundle was requested yet. The number of bundles that fit must be equal in two checks.
-    While Ray creates a placement group, the bundles of this group are no longer free, so the first check sees too
-    little room. At the second check the group is complete.
+    An `asked` of 0 means that no bundle was requested yet. Two checks in a row must find the same number of bundles
+    that fit. While Ray creates a placement group, the bundles of this group are no longer free, so the first check sees
+    too little room. At the second check the group is complete.
     """
     return asked == 0 or (seen != asked and seen == seen_before)
 

@@ -41,7 +41,7 @@ _COMPLETING_SECONDS = 120.0
 _UNKNOWN_SECONDS = 15.0
 """Seconds after which an unknown job that has to end counts as ended."""
 _FORGOTTEN_SECONDS = 60.0
-"""Seconds after which an unknown job no longer waits in a queue.
+"""Seconds after which an unknown job counts as no longer waiting in the queue.
 
 If the job was seen in the queue, the job is gone. If the job was never seen, it may be training.
 """

@@ -19,7 +19,7 @@ from segue.runlog.history import Attempt, History
 SLOW_RATIO = 1.2
 """Least step time of a slow attempt, as a multiple of the run's median on like hardware."""
 _LEAST_STEPS, _LEAST_ATTEMPTS = 20, 3
-"""Least number of measured steps of an attempt, and of attempts on like hardware, for a comparison of step times."""
+"""Least number of measured steps, and of attempts on like hardware, for which step times are compared."""
 Hardware = tuple[object, ...]
 """The properties of an environment that determine the duration of a step."""
 _PROVEN = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)

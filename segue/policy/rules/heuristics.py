@@ -48,7 +48,7 @@ class OnDemandOnly(OnDemandOnlyParameters):
 
 @dataclass(frozen=True)
 class SpotOnly(SpotOnlyParameters):
-    """Always uses spot. Spot only has no safety-net rule of its own, but the clamp overrules it."""
+    """Always uses spot. This policy has no safety-net rule of its own, but the safety clamp overrules the policy."""
 
     def choose(self, view: View) -> Wishes:
         return np.full(view.mode.shape, SPOT, np.int8)
@@ -152,7 +152,7 @@ class Capped:
 
 
 def _against_the_line(view: View) -> tuple[Flags, Flags]:
-    """Compare runs with the line from the start to the deadline.
+    """Compare the progress of runs with the straight line from the start to the deadline.
 
     Return whether an idle run is behind the line, and whether a run on on-demand is less than two changeovers ahead of
     the line.

@@ -36,7 +36,7 @@ class Plan(PlanParameters):
     """Chooses the lowest expected cost over the possible futures of spot (see `segue.policy.rules.plan_table`)."""
 
     most_cells: ClassVar[float] = math.inf
-    """Maximum number of cells of a table: the steps of time left multiplied by the steps of slack.
+    """Maximum number of cells of a table: steps of remaining time multiplied by steps of slack.
 
     The maximum limits the time to solve a table.
     """
@@ -90,8 +90,8 @@ def table_for(job: Job, up_factor: float, down_factor: float, *, most_cells: flo
     """Return the table of a job, whose hazards are the published hazards multiplied by the given factors.
 
     The grid resolves slacks and boots, but not shorter times between two decisions. The number of steps is bounded, and
-    the table treats time beyond its horizon like time at the horizon. `most_cells` limits the steps of time multiplied
-    by the steps of slack, as far as the amount of work permits.
+    the table treats time beyond its horizon like time at the horizon. If the amount of work permits, the table has at
+    most `most_cells` cells (steps of time multiplied by steps of slack).
     """
     slack, work = max(job.total_seconds - job.work_seconds, 0.0), job.work_seconds
     wanted = min(_COARSEST_SECONDS, max(slack, work / 100) / _MOMENTS, work / _WORK_STEPS)

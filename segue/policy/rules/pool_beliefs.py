@@ -1,6 +1,6 @@
 """Estimates the hazards of the availability intervals of several spot pools, and how often a pool grants a request.
 
-The module is pure. The prior is the prior of PLAN on one pool: hazards by age from the traces of "Can't Be Late" (NSDI
+The module is pure. The prior is that of PLAN on one pool: hazards by age from the traces of "Can't Be Late" (NSDI
 2024), with the last age bin divided at 32 hours. For each pool, one unknown factor scales the hazards of young
 intervals, and a second factor scales the hazards of old intervals. Both factors have gamma priors. Two factors are
 necessary, because pools differ more in the length of their long intervals than in the length of their short intervals.
@@ -61,7 +61,10 @@ def survival(rates: Floats, begin_seconds: float, seconds: float) -> Floats:
 
 
 class Weights(NamedTuple):
-    """Weights of the priors: in ends for the factors, as (young, old), and in requests for the share."""
+    """Weights of the priors.
+
+    The weights of the factors are in ends, as (young, old). The weight of the share is in requests.
+    """
 
     up: tuple[float, float] = (3.0, 1.0)
     down: tuple[float, float] = (3.0, 1.5)

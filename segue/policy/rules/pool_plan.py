@@ -18,7 +18,7 @@ from segue.policy.rules.pool_table import NEVER, Costs, Pools, Table, solve
 from segue.policy.rules.view import Floats
 
 _USEFUL_SLACK_SECONDS, _USEFUL_STARTS = 12 * 3600.0, 20
-"""Minimum slack that a table covers even if little work is left, in seconds and in starts."""
+"""Minimum slack that a table covers even if little work is left: a number of seconds, and a number of starts."""
 _COARSEST_SECONDS, _FEWEST_STEPS, _MOST_STEPS = 300.0, 200, 2000
 """The longest step of a table in seconds, and the minimum and maximum number of steps. The numbers of steps take
 precedence."""
@@ -29,7 +29,7 @@ _ROUNDED_STEPS = 32
 _GRID = 1.2
 """The ratio of two neighbouring step lengths."""
 _MOMENTS = 64
-"""Number of moments of the coming wait that `waits` evaluates, besides the first changeovers (a quarter as many)."""
+"""Number of moments of the coming wait that `waits` evaluates. The first changeovers add a quarter as many moments."""
 _NOTHING = 1e-6
 """Least saving that counts, as a share of a cost."""
 
@@ -47,7 +47,7 @@ class Waits:
 class PoolPlan:
     """Computes the choices of one run at one moment.
 
-    Costs have the currency of the prices, which should be near 1 per hour. `down_seconds` contains, for each pool, the
+    Costs have the unit of the prices. Prices should be near 1 per hour. `down_seconds` contains, for each pool, the
     seconds for which the pool is known to be down. The value for a pool is infinite if the run does not know whether
     the pool is down. The choices look at most `ahead_seconds` ahead.
     """
@@ -66,7 +66,7 @@ class PoolPlan:
         self._table = _table_for(pools, horizon, horizon - work_seconds, ahead_seconds)
 
     def waits(self, down_seconds: Floats, *, longest_seconds: float) -> Waits:
-        """Return the waits of a run without a machine, of at most `longest_seconds`."""
+        """Return the waits of at most `longest_seconds` for a run without a machine."""
         known, boot = np.isfinite(down_seconds), self._pools.changeover_seconds
         offsets = np.linspace(0.0, longest_seconds, _MOMENTS)
         soon = boot * np.arange(_MOMENTS // 4)
@@ -108,7 +108,7 @@ class PoolPlan:
         return saved
 
     def keeps(self, place: int, age_seconds: float) -> bool:
-        """Whether a run on a spot machine keeps the machine instead of a move to on-demand."""
+        """Whether a run on a spot machine keeps the machine instead of moving to on-demand."""
         costs, age = self._at(0.0), age_bin(max(age_seconds, 0.0))
         return bool(costs.stay[place, age] <= costs.start_on_demand[place, age])
 

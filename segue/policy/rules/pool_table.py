@@ -31,15 +31,16 @@ from segue.policy.rules.view import Flags, Floats
 Moves = Literal["overlapping", "by_restart", "none"]
 """How a run moves from a working machine to a spot machine on another pool.
 
-`overlapping`: the old machine works until the new machine has booted, and the run pays both. `by_restart`: the run
-releases the old machine first, so that the changeover costs slack. `none`: a run never leaves a working machine.
+`overlapping`: the old machine works until the new machine has booted, and the run pays for both machines. `by_restart`:
+the run releases the old machine first, so that the changeover costs slack. `none`: a run never leaves a working
+machine.
 """
 
 NEVER = 1e9
 """The cost that represents a forbidden choice."""
 _SAME = 1e-6
 _MOST_ASKED = 4
-"""Maximum number of pools that the calculation assumes PLAN to request one after the other."""
+"""Maximum number of pools, in the calculation, that PLAN requests one after the other."""
 _WASTED_SHARE = 0.6
 """Mean share of a changeover that the run pays if it loses the machine during the changeover."""
 
@@ -77,7 +78,7 @@ class Costs(NamedTuple):
     idle: Floats
     """Cost of waiting while all pools are down, as (source, age)."""
     wait: Floats
-    """Cost of waiting for the pool with the checkpoint, without a request to another pool, as (pool, age)."""
+    """Cost of waiting for the pool with the checkpoint if no other pool is requested, as (pool, age)."""
     on_demand: Floats
     """Cost of staying on on-demand, as (age,)."""
     start_on_demand: Floats
@@ -295,7 +296,7 @@ class _Solving:
         return _Later(spot, idle, chance * np.minimum(own, rest) + (1 - chance) * rest, on_demand)
 
     def _offered(self, otherwise: Floats, start: Floats, chances: Floats, *, most: int = _MOST_ASKED) -> Floats:
-        """Return the lower cost of `otherwise` and of the pools with a machine, which are asked in turn.
+        """Return `otherwise`, or the cost of the pools with a machine (asked in turn) if this cost is lower.
 
         Shapes: `otherwise` (source, age, slack), `start` (source, pool, slack), `chances` (source or 1, age or 1,
         pool).

@@ -28,7 +28,7 @@ RULES: dict[str, type[Any]] = {
 }
 """The rule class for each declaration in `segue.policies`.
 
-A rule class has the parameters of its declaration, and chooses the capacity by these parameters.
+A rule class inherits the parameters of its declaration and uses them to choose the capacity.
 """
 
 
