@@ -46,7 +46,7 @@ def best_of(usable: Sequence[Checkpoint], best: Literal["min", "max"]) -> Checkp
 
 
 def _independent_of_newest(usable: Sequence[Checkpoint]) -> frozenset[int]:
-    """Return the slot of the newest checkpoint whose shards all differ from those of the newest checkpoint.
+    """Return the slot of the newest older checkpoint that shares no shard with the newest checkpoint.
 
     A damaged shard damages all checkpoints that use the shard.
     """

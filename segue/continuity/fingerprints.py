@@ -51,8 +51,8 @@ def streams_fingerprint(streams: Mapping[str, Any]) -> dict[str, str]:
 def input_fingerprint(content: Any) -> str:
     """Return a hash of the bytes, type and shape of every tensor in a batch, in the order of the batch's structure.
 
-    For an object that is not a collection, the hash covers only its tensors and arrays. Its other values may differ
-    from process to process.
+    For an object that is not a collection, the hash covers only its tensors and arrays. The other values of the object
+    may differ between processes.
     """
     hasher = xxhash.xxh3_64()
     _feed(content, hasher)

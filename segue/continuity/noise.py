@@ -135,9 +135,9 @@ def noise_of(
     Without `is_attempt_fresh`, only `fresh` contains fresh replays, because a fault of the attempt would seem to be
     noise. `is_noisy` means that earlier replays of the run have shown noise. `is_lost` means that values outside the
     checkpoint have changed. With `is_lost`, even a small difference from the witness proves a loss if the replays agree
-    with each other. `unit` is the largest relative rounding of the number formats of the recipe. The function needs
-    `unit`, because one of dozens of replays may round a value between two bf16 numbers differently, and four replays
-    may not show this.
+    with each other. `unit` is the largest relative rounding of the number formats of the recipe. `unit` is needed
+    because one of dozens of replays may round a value between two bf16 numbers differently. Four replays may not show
+    this.
     """
     if is_lost:
         unit = UNIT  # The lost values are known, so the difference need not be explained by a rare rounding.

@@ -89,13 +89,14 @@ def judge(
 ) -> Verdict:
     """Return the verdict on whether a resume continued the run.
 
-    `committed` contains the digests of the checkpoint, and `restored` the digests of the live objects after the
-    restore. `witness` contains the rows of the steps after the commit, and `replay` the rows of the same steps in the
-    resumed attempt. The function compares the rows of steps that both sides have. `setup` contains the changes of the
-    setup since the checkpoint. If a person accepted a change of the setup, rows that differ prove nothing. `untracked`
-    contains findings about untracked state that has changed since the commit, which may explain rows that differ.
-    `early` contains the findings that prevented a step. `metric` contains findings about the user's metric, which is
-    evaluated again after the resume. `noise` contains the differences between replays of the same steps from one state.
+    `committed` contains the digests of the checkpoint. `restored` contains the digests of the live objects after the
+    restore. `witness` contains the rows of the steps after the commit. `replay` contains the rows of the same steps in
+    the resumed attempt. The function compares the rows of steps that both sides have. `setup` contains the changes of
+    the setup since the checkpoint. If a person accepted a change of the setup, rows that differ prove nothing.
+    `untracked` contains findings about untracked state that has changed since the commit, which may explain rows that
+    differ. `early` contains the findings that prevented a step. `metric` contains findings about the user's metric,
+    which is evaluated again after the resume. `noise` contains the differences between replays of the same steps from
+    one state.
     """
     pairs = _pairs(witness, replay)
     found = digest_findings(committed, restored, environment_changes=environment_changes)

@@ -67,7 +67,8 @@ def declare_lost(
 
 
 def declare_unfit(runlog: RunLog, plan: SegmentPlan, history: History) -> SegmentReport | None:
-    """Write the report of an attempt whose machine failed the check before the claim, or return None if it passed.
+    """Write the report of an attempt whose machine failed the check before the claim. Return None if the machine
+    passed.
 
     Raises:
         StoreWriteError, StoreReadError: the report was not written. It is safe to call the function again.

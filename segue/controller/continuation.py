@@ -94,7 +94,7 @@ def await_plan(
 
 
 def await_claim(runlog: RunLog, plan: SegmentPlan, *, has_left: Callable[[str], bool], clock: Clock) -> str | None:
-    """Wait at most 30 s until the machine that the run keeps for a plan claims the plan.
+    """Wait at most 30 s until the kept machine claims the plan.
 
     Return the id of the machine's flow run. Return None if the run keeps no machine or the kept machine does not
     answer. After None, the caller has to submit the plan. `has_left` returns whether the flow run of the kept machine

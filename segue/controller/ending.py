@@ -21,7 +21,7 @@ class Why(StrEnum):
 class EndedError(BaseException):
     """The exception that ends a parent on request.
 
-    An `EndedError` is a BaseException, because code that continues after an ordinary error must not continue after it.
+    An `EndedError` is a BaseException, so that code that handles ordinary errors does not catch it.
     """
 
     def __init__(self, why: Why) -> None:

@@ -39,9 +39,9 @@ def open_run(
 ) -> RunLog:
     """Open the new or existing run that `spec` names, and return its log.
 
-    The function reopens a stopped or cancelled run. A run whose stop or cancellation is newer than the request to start
-    the run stays closed, because the parent may have waited in a queue for a long time. `requested_at_slot` is the
-    log's next slot at the time of the request to start the run.
+    The function reopens a stopped or cancelled run. If the run was stopped or cancelled after the request to start it,
+    the run stays closed. The parent may have waited in a queue for a long time. `requested_at_slot` is the log's next
+    slot at the time of the request to start the run.
 
     Raises:
         StoreUnreachableError, StoreGoneError, DeadlinePassedError, DriftError, PriceSourceError, BudgetError: as for

@@ -190,10 +190,10 @@ def on_demand_changeover_seconds(spec: RunSpec, history: History) -> float:
 
     The deadline needs the margin, because the changeover to on-demand may be only a guess.
 
-    Until the run has observed a start of on-demand, the result is 1.5 times the usual changeover. It is then at least
-    1.1 times the longest changeover that other runs of the store have observed. After a start of on-demand, the result
-    is 1.1 times the longest of the newest starts of on-demand. The result is never shorter than the longest of the
-    newest changeovers.
+    Until the run has observed a start of on-demand, the result is 1.5 times the usual changeover. The result is then at
+    least 1.1 times the longest changeover that other runs of the store have observed. After a start of on-demand, the
+    result is 1.1 times the longest of the newest starts of on-demand. The result is never shorter than the longest of
+    the newest changeovers.
     """
     seen = _newest_changeovers(history, Capacity.ON_DEMAND)
     if seen:

@@ -33,7 +33,7 @@ _STILL_DOWN_SECONDS = 900.0
 _NEWEST = 5
 """Number of newest hand-overs and attempts from which the module computes medians."""
 _DIGITS = 2
-"""Number of digits to which the module rounds measured seconds up, so that it can use a solved table again."""
+"""Number of digits to which the module rounds up measured seconds, so that it can use a solved table again."""
 
 
 def plans_pools(spec: RunSpec, history: History, here: Situation) -> bool:

@@ -1,8 +1,8 @@
 """Estimates how long attempts wait for slots of pools that several runs share. The module is pure.
 
-Other runs also take slots of a pool with a concurrency limit, and their ends are not known in advance. The module
-estimates the wait from the number of flow runs that wait before this flow run, and from the time for which the newest
-flow runs held a slot.
+It is not known in advance when other runs free their slots of a pool with a concurrency limit. The module estimates the
+wait from the number of flow runs that wait before this flow run, and from the time for which the newest flow runs held
+a slot.
 
 Several runs with similar deadlines that wait for spot would all request on-demand at the same late moment, and would
 then wait for each other. Therefore the last run in the queue of spot is the first to leave the queue, if spot cannot

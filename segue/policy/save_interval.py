@@ -100,7 +100,7 @@ class LastSave:
 
     save: bool
     expected_seconds: float
-    """Expected seconds until the commit of the last save, including a save that is still being written."""
+    """Expected seconds until the last save is committed. The time includes a save that is still being written."""
     reason: str
 
 

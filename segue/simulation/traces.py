@@ -71,7 +71,10 @@ def _starts(
 
 
 def _reach(rates: Floats, tick_seconds: float) -> Floats:
-    """Return the share of intervals that reach each age, in ticks, up to an age that almost no interval reaches."""
+    """Return the share of intervals that reach each age.
+
+    Ages are in ticks, up to an age that almost no interval reaches.
+    """
     oldest = -np.log(_FORGOTTEN) / rates.min()
     ages = np.arange(0.0, oldest + tick_seconds, tick_seconds)
     hazard = rates[age_bin(ages)] * tick_seconds

@@ -104,7 +104,7 @@ class DeviceRoom:
     moves: list[Pair]
     """Copies from the device to the host, one for each contiguous range of host memory."""
     _groups: dict[torch.dtype, tuple[list[int], list[torch.Tensor]]] = field(default_factory=dict)
-    """For each type, the numbers of the tensors of this type and the views of the device memory for these tensors."""
+    """For each type, the indexes of its tensors and the views of device memory for these tensors."""
 
     @torch.no_grad()
     def fill(self, live: Sequence[torch.Tensor]) -> None:

@@ -37,7 +37,7 @@ class Save:
     is_signed: bool = False
     """Whether the manifest will be signed. A signed manifest contains a SHA-256 of each chunk."""
     first_try: int = 1
-    """Number of the first try of this save; 2 if other bytes of the same step may be in the store."""
+    """Number of the first try of this save. The number is 2 if other bytes of the same step may be in the store."""
 
 
 @dataclass(frozen=True)

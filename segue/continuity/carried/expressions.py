@@ -55,7 +55,7 @@ class Expressions:
         self._function, self._found = function, found
         self._index, self._flows, self._called = found.index, found.flows, found.called
         self._filling: set[Spot] = set()
-        """Collections and variables without a value, which the current statement fills."""
+        """Collections, and variables without a value, that the current statement fills."""
         self._conditions: list[Spots] = [frozenset({call_of(function)}) if not function.is_module else NOTHING]
 
     @property

@@ -212,7 +212,7 @@ def _is_of(function: Function, only: Collection[tuple[str, str]]) -> bool:
 
 
 class Index:
-    """The functions of some files, by the names by which code calls the functions."""
+    """The functions of some files, by the names under which code calls the functions."""
 
     def __init__(self, files: Iterable[str], *, only: Collection[tuple[str, str]] | None = None) -> None:
         """`only` contains the functions to index, by file and qualified name. None means all functions."""

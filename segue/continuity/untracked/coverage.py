@@ -36,7 +36,7 @@ class Coverage:
     _contents: list[Any] = field(default_factory=list)
     """Arrays and collections that the class has not indexed yet."""
     _unmarked: dict[Any, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    """The indexed values by the properties that the class knows without reading their content.
+    """The indexed values, by properties that are known without reading the values' content.
 
     If two values have equal marks, they also have equal properties. Most marks are never computed, because the content
     of a value on a device takes long to read (about a second for gigabytes).

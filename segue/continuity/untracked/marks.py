@@ -245,7 +245,7 @@ def state_of(value: Any) -> Any:
 
     Raises:
         TypeError: no part of the object can be compared.
-        OSError: the object is a text file during an iteration, which has no position.
+        OSError: code is iterating over a text file, which then has no position.
     """
     kind = _kind_of(value)
     if isinstance(value, (io.StringIO, io.BytesIO)):

@@ -39,7 +39,9 @@ class PoolStandbys:
         self._has_released = False
 
     def look(self, history: History, here: Situation) -> bool:
-        """Submit or command the standbys of a training attempt if this is due. Return whether to recall the attempt.
+        """Submit the standbys of a training attempt, or send them commands, if this is due.
+
+        Return whether to recall the attempt.
 
         Raises:
             StoreReadError, StoreWriteError: the store could not be used. It is safe to call the method again.

@@ -37,7 +37,7 @@ _LOOK_SECONDS = 2.0
 """Shortest time between two checks of a job, in seconds, because many users share the controller."""
 
 _COMPLETING_SECONDS = 120.0
-"""Seconds for which a completing job is watched after the grace period, in which its trainer saves."""
+"""Seconds after the grace period for which a completing job is watched. Its trainer saves in the grace period."""
 _UNKNOWN_SECONDS = 15.0
 """Seconds after which an unknown job that has to end counts as ended."""
 _FORGOTTEN_SECONDS = 60.0
