@@ -37,7 +37,7 @@ ORDER, CONTENT, SCHEDULE, SCALE, UPDATE, METRIC = (
     "evaluate",
 )
 REACHED_FROM = "reached from "
-"""Text before the recipe field that leads to an untracked value whose path does not begin with the field."""
+"""Text before the recipe field that leads to an untracked value, if the value's path does not begin with the field."""
 _MOST_CAUSES, _MOST_FIXES = 6, 6
 _OF_DATA = ("data.", "batches")
 """Prefixes of the component names of data.

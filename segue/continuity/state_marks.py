@@ -45,8 +45,7 @@ def state_marks(parts: Mapping[str, Any]) -> dict[str, StateMark]:
 
 
 def begin_marks(parts: Mapping[str, Any]) -> Marks:
-    """Queue the copies for the marks behind the pending work of a device. The returned function waits for the
-    copies."""
+    """Queue the copies for the marks after the pending work of a device. The returned function waits for the copies."""
     begun = {}
     for name, tree in parts.items():
         try:

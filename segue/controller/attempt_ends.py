@@ -81,7 +81,7 @@ def declare_unfit(runlog: RunLog, plan: SegmentPlan, history: History) -> Segmen
 
 
 def declare_as(runlog: RunLog, plan: SegmentPlan, reason: StopReason, *, why: str) -> SegmentReport:
-    """Correct the stop reason of an attempt whose report says preempted, and return the newest report.
+    """Correct the stop reason of an attempt whose report states a preemption, and return the newest report.
 
     Raises:
         StoreWriteError, StoreReadError: the report was not written. It is safe to call the function again.

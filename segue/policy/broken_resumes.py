@@ -65,7 +65,10 @@ def next_recovery_step(history: History) -> RecoveryStep | None:
 
 
 def to_set_aside(history: History) -> Checkpoint | None:
-    """Return a checkpoint to quarantine: its resumes were broken, and a later resume from an older one was not."""
+    """Return a checkpoint to quarantine.
+
+    Its resumes were broken, but a later resume from an older checkpoint was not.
+    """
     for checkpoint in history.usable:
         verdicts = [entry.verdict.kind for entry in history.resumes if entry.parent == checkpoint.ref]
         is_suspect = verdicts.count(VerdictKind.BROKEN) >= _TRIES_IN_PLACE and verdicts[-1] is VerdictKind.BROKEN

@@ -128,7 +128,7 @@ def expected_cost(spec: RunSpec, history: History, here: Situation, *, now: date
     """Return the expected cost of the rest of the run, or None if no step has been measured yet.
 
     With a deadline, the cost is the mean that PLAN expects over the possible futures of spot, even if another policy
-    decides. Without a deadline, it is the cost of spot, including starts and lost work after preemptions.
+    decides. Without a deadline, the cost is that of spot, including starts and lost work after preemptions.
     """
     if here.work_seconds is None:
         return None

@@ -109,7 +109,7 @@ def is_behind_others(now: Situation) -> bool:
 
 
 def spare_on_spot_seconds(now: Situation) -> float | None:
-    """Return the slack in seconds on spot without a preemption, if on-demand misses the deadline because of its queue.
+    """If on-demand misses the deadline because of its queue, return the slack in seconds on spot without a preemption.
 
     The value is None if on-demand meets the deadline. The value is negative if spot is also late or no rate has been
     measured.

@@ -19,9 +19,9 @@ from segue.runlog.history import Attempt, History
 from segue.spec import RunSpec
 
 _LONGEST_OF, _USUAL_OF = 3, 5
-"""Numbers of newest attempts from which the longest changeover (first number) and usual values (second) follow."""
+"""Number of newest attempts for the longest changeover (first number), and for usual values (second number)."""
 _ENOUGH_STEPS, _ENOUGH_SECONDS = 5, 300.0
-"""The measured rate replaces the prior after more than this number of measured steps, or of seconds in steps."""
+"""The measured rate replaces the prior if more than this many steps, or seconds in steps, were measured."""
 _MOST_BY_OTHERS = 5.0
 """Upper limit of the boots of other runs, as a multiple of the changeover in the run spec."""
 UNSEEN_START_FACTOR, SEEN_START_FACTOR = 1.5, 1.1

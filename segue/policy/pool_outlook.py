@@ -1,8 +1,9 @@
 """Plans a run over several spot pools with PLAN, from the run's own history. The module is pure.
 
 The module decides on which pools to request an attempt, and how long to wait for these pools. It also decides on which
-pools a standby should wait, and whether to move to a standby that has a machine. It ignores observations of other runs
-of the store, because a prior from other runs made runs dearer on the cases of SkyNomad's artifact (docs/benchmarks.md).
+pools a standby should wait, and whether to move to a standby that has a machine. The module ignores observations of
+other runs of the store. A prior from other runs made runs dearer on the cases of SkyNomad's artifact
+(docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ def pools_to_move_to(
     """Return the pools to which the attempt of a plan should move if they have a machine, the best pool first.
 
     Return None if PLAN does not plan the pools together now. `up_seconds` is the number of seconds for which a pool
-    with a machine has been up. If `up_seconds` is None, pools without recent observations have been up for an unknown
-    time, and the other pools come up now.
+    with a machine has been up. If `up_seconds` is None, this time is unknown for pools without recent observations, and
+    the other pools have just come up.
 
     A move from spot to spot must save at least the cost of another boot, so that a run does not move back and forth.
     """

@@ -13,7 +13,7 @@ from segue.runlog.log import RunLog, Stamp
 
 
 def quarantine(runlog: RunLog, *, checkpoint: Checkpoint, reason: str, epoch: int) -> None:
-    """Record that no attempt may resume from a checkpoint. The bytes of the checkpoint are kept.
+    """Quarantine a checkpoint, so that no attempt resumes from it. The bytes of the checkpoint are kept.
 
     Raises:
         FencedError, UnreadRecordError: a newer claim exists, or may exist.

@@ -149,7 +149,7 @@ def _shard(name: str, blob: memoryview, *, is_signed: bool) -> Shard:
 
 _MOST_KEPT = 2
 _WORTH_SHARE = 0.9
-"""Share of changed bytes from which a save stores all tensors, so that it needs no earlier shard file."""
+"""If at least this share of bytes has changed, a save stores all tensors, so that it needs no earlier shard file."""
 
 
 class Bases:

@@ -103,7 +103,10 @@ class UseOfLeaves:
 
 
 def _is_module(leaf: Leaf, path: str) -> bool:
-    """Whether the object at this path is a torch module. The numbers below a torch module are layer numbers."""
+    """Whether the object at this path is a torch module.
+
+    Below a torch module, the numbers in paths are layer numbers.
+    """
     place = leaf.at
     while place is not None and place.path != path:
         place = place.outer

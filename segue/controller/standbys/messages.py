@@ -92,7 +92,7 @@ def command_of(store: Store, run_id: str, standby: str) -> StandbyCommand | None
 
 
 def newest_standby(store: Store, run_id: str) -> int | None:
-    """Return the number of the last standby of a run with a command, or None if no standby has a command.
+    """Return the number of a run's last standby that has a command, or None if no standby has a command.
 
     Raises:
         StoreReadError: the store could not be read.

@@ -23,8 +23,8 @@ class Recalled:
     def why_lost(self, here: Situation, beat: Heartbeat | None, *, at: float, is_urgent: bool) -> str | None:
         """Return the reason to declare the attempt lost now, or None while the attempt may end by itself.
 
-        If `is_urgent` is true, the next attempt needs the time. If `is_urgent` is false, the wait includes the
-        attempt's last save.
+        If `is_urgent` is true, the next attempt has to start soon. If `is_urgent` is false, the attempt also has time
+        for its last save.
         """
         self._silence.update(0, at=at)
         waited, timeout_seconds = self._silence.unchanged_seconds, self._silence.heartbeat_timeout_seconds

@@ -52,8 +52,8 @@ class Period:
     """Seconds between two checks of the time.
 
     If the store is on this machine, each check also reads the log and the heartbeat. The wait reads a remote store
-    every `liveness.remote_look_seconds`. It also reads a remote store when an action is due, or when the orchestrator
-    shows that the attempt has ended.
+    every `liveness.remote_look_seconds`. The wait also reads a remote store when an action is due, or when the
+    orchestrator shows that the attempt has ended.
     """
     ask_seconds: float = 2.0
     """Seconds between two requests to the orchestrator."""

@@ -2,7 +2,7 @@
 
 The first line of standard input is the assignment. Each further line is an order to the ranks. The driver is a separate
 process, because Ray ends its driver, without an exception, when the cluster's head restarts. The actors and the
-placement group belong to the driver. A working cluster ends them together with the driver, and the ranks become
+placement group belong to the driver. A working cluster ends the actors together with the driver, and the ranks become
 orphans. Orphans commit their last step and end.
 
 Ray itself retries nothing, because segue decides about lost attempts.
