@@ -20,7 +20,7 @@ def slots_to_keep(
     """Return the log slots of the checkpoints to keep.
 
     The result has the newest `keep` checkpoints, the checkpoint with the best metric, and the last verified parent. The
-    result also has the newest checkpoint whose shards all differ from those of the newest checkpoint. All quarantined
+    result also has the newest older checkpoint that shares no shard with the newest checkpoint. All quarantined
     checkpoints are kept as evidence. A verified parent is kept until a later parent is verified. If all later
     checkpoints are bad, this parent is the last good state.
     """

@@ -1,4 +1,4 @@
-"""Provides the clock for the decisions of a run. It advances with monotonic time and follows a reference clock.
+"""Provides the clock for the decisions of a run. The clock advances with monotonic time and follows a reference clock.
 
 The reference clock is the clock of the orchestrator's server, or the clock of the store. A jump of only this machine's
 clock, or of only the reference clock, does not affect decisions, because the other clock still agrees with monotonic
@@ -21,7 +21,7 @@ from segue.units import duration
 log = logging.getLogger(__name__)
 
 JUMP_SECONDS = 2.0
-"""Least difference in seconds between a clock and monotonic time, between two checks, that is a jump of the clock."""
+"""Least change of the difference between a clock and monotonic time, in seconds, that counts as a jump."""
 _WRONG_SECONDS = 5.0
 """Largest difference from the reference clock at the start, in seconds, that causes no warning.
 

@@ -247,7 +247,7 @@ class _Supervisor:
             self._trainer.kill()
 
     def _is_hung(self) -> bool:
-        """Whether the trainer runs without a heartbeat. A trainer with heartbeats may only have a long step."""
+        """Whether the trainer runs without a heartbeat. A trainer with heartbeats may just be in a long step."""
         if self._counter_when_over is None or not self._trainer.is_known_to_run():
             return False
         return self._heartbeat_counter() == self._counter_when_over

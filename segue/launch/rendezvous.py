@@ -188,8 +188,8 @@ def own_address(nodes: Nodes) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the network interface with this IPv4 address. Return None if there is none, or if the system cannot
-    tell.
+    """Return the network interface with this IPv4 address. Return None if no interface has this address, or if the
+    system cannot tell.
     """
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as asked:
         for _, name in socket.if_nameindex():

@@ -129,7 +129,7 @@ def seen_by_others(history: History) -> tuple[Interval, ...]:
 
 
 def wait_of(history: History, entry: DecisionEntry, claimed_at: datetime) -> tuple[datetime, datetime]:
-    """Return the begin and the end of an attempt's wait for its machine."""
+    """Return the start and the end of an attempt's wait for its machine."""
     standby = entry.plan.standby if entry.plan else None
     handover = next((each for each in reversed(history.handovers) if each.standby == standby), None)
     if handover is None or "waited_seconds" not in handover.numbers:

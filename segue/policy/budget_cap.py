@@ -239,7 +239,7 @@ def affordable_pools(
 ) -> PoolChoice:
     """Limit the choice to one pool if the budget may not pay for requests on several pools.
 
-    Requests on several pools may cost the rest of the run on the dearest pool, and a boot on each other pool.
+    Requests on several pools may cost the rest of the run on the dearest pool, plus a boot on every other pool.
 
     The choice of the single pool compares the pools separately, so that a pool without capacity comes last.
     """

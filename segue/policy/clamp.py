@@ -144,7 +144,7 @@ def seconds_to_recall(now: Situation) -> float | None:
 
 
 def is_late(now: Situation, *, in_seconds: float = 0.0) -> bool:
-    """Whether the run misses the deadline even if it uses on-demand from `in_seconds` from now on.
+    """Whether the run misses the deadline even if it starts to use on-demand in `in_seconds`.
 
     If no rate has been measured, the function assumes that no work remains.
     """

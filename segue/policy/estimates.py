@@ -2,7 +2,8 @@
 
 A usual value is the median over the newest attempts. One slow disk, queue or batch therefore does not change the choice
 of a policy. The clamp does not use medians. The clamp uses the longest of the newest changeovers, and adds a margin to
-the changeover to on-demand. For the seconds per step, it uses the slower of all attempts and the attempts on on-demand.
+the changeover to on-demand. For the seconds per step, the clamp compares all attempts with the attempts on on-demand
+and uses the slower value.
 """
 
 from __future__ import annotations

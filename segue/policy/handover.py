@@ -25,7 +25,7 @@ SPOT_AGAIN = "spot again: the standby is ready; on-demand commits and hands over
 CHEAPER_SPOT = "cheaper spot: the standby is ready; the attempt commits and hands over"
 
 UNKNOWN_AGE_SECONDS = 3600.0
-"""Age in seconds of an up interval whose begin was not observed (as in `segue.policy.rules.hazards`, without NumPy)."""
+"""Age in seconds of an up interval whose start was not observed (as in `segue.policy.rules.hazards`, without NumPy)."""
 _LONGEST_SHARE = 0.1
 """The longest pause between two standbys of a short run, as a share of the remaining time."""
 
@@ -103,8 +103,8 @@ def up_seconds(
 
     `waited_seconds` is the wait of the standby, or None if the wait is not known. If the standby had to wait, the pool
     came up when the standby got its machine, `held_seconds` ago. If the standby did not have to wait, the pool was up
-    before the request. The result is then at most the time since the pool was last observed down, and at most the age
-    of an interval of unknown age.
+    before the request. The result is then at most the time since the pool was last observed down. It is also at most
+    the age that is assumed for an interval of unknown age.
     """
     if waited_seconds is None or waited_seconds > here.expected_changeover_seconds:
         return held_seconds

@@ -288,7 +288,7 @@ class _Sums(NamedTuple):
     waited: float
 
     def at_most(self, intervals: float) -> _Sums:
-        """Return sums with equal rates and the weight of at most this number of ends."""
+        """Return scaled sums with the same rates, so that at most this number of ends remains."""
         up, down = (min(1.0, intervals / max(ends, 1e-9)) for ends in (self.deaths, self.waits))
         return _Sums(up * self.deaths, up * self.lived, down * self.waits, down * self.waited)
 

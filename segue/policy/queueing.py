@@ -19,9 +19,9 @@ from statistics import median
 from segue.units import later
 
 NUMBER = "on_demand_queue_seconds"
-"""Name of the estimate for the queue of on-demand in the numbers of a decision."""
+"""In the numbers of a decision, the name of the estimate for the on-demand queue."""
 SPOT_NUMBER = "spot_queue_seconds"
-"""Name of the estimate for the queue of spot in the numbers of a decision."""
+"""In the numbers of a decision, the name of the estimate for the spot queue."""
 _MOST_IDLE = 2.0
 """Upper limit of the measured time between two starts, as a multiple of the time for which a flow run holds a slot.
 
@@ -90,8 +90,8 @@ class Queues:
 
         Return 0 if spot has a slot for this run by `until`. If an earlier run in the queue has its turn after `until`,
         spot also comes too late for that run. The function assumes that the late runs have similar deadlines and also
-        give up spot at `until`. They then hold slots of on-demand for as long as they would have held slots of spot. If
-        the other runs have no deadline, this run therefore leaves spot earlier than necessary.
+        give up spot at `until`. The late runs then hold slots of on-demand for as long as they would have held slots of
+        spot. If the other runs have no deadline, this run therefore leaves spot earlier than necessary.
         """
         if self.spot_free_at is None:
             return 0.0

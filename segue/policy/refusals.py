@@ -30,7 +30,7 @@ _SHORTAGES = (
 
 segue treats an attempt with one of these messages as an ordinary attempt without capacity.
 """
-_FIX = "correct what the pool reports, if it is no outage; the run continues by itself"
+_FIX = "correct what the pool reports, unless it is an outage; the run then continues by itself"
 
 
 def delay_seconds(history: History, *, deployment: str, slack_seconds: float | None) -> float:

@@ -27,8 +27,8 @@ _NEWEST = 200
 _FACTOR = 2.0
 """A start is slow only if it takes longer than the known starts by this factor.
 
-If no start of an attempt claimed the attempt, the factor also multiplies the times of its starts. The next attempt then
-has more time.
+If no start claimed the attempt, the factor also multiplies the times of the attempt's starts. The next attempt then has
+more time.
 """
 MOST_STARTS = 3
 """Maximum number of starts of one attempt on one pool, including the first start."""
@@ -36,7 +36,7 @@ _LONGEST_IN_LIMITS = 3.0
 _CHANGEOVERS = 5.0
 """Longest time of a start in a run with a deadline, in changeovers.
 
-If a multiple of the start's limit is longer, the multiple applies.
+If this time is shorter than a multiple of the start's limit, the multiple applies.
 """
 
 

@@ -197,7 +197,7 @@ def forecast(
 def harshness_of(here: Situation, lost_seconds: float) -> Harshness:
     """Return the conditions that the published setting omits.
 
-    The published setting omits the work that a death loses, and a clamp that requires more than a boot.
+    The published setting omits two things: the work that a death loses, and a clamp that requires more than a boot.
     """
     needed = clamp.needed_for_spot_seconds(here)
     reserve = 0.0 if needed is None or here.work_seconds is None else needed - here.work_seconds
@@ -214,7 +214,7 @@ def sample(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, lo
 
 
 def planned_policy(spec: RunSpec, here: Situation, job: Job) -> Contender:
-    """Return the policy to simulate: the run's policy, or on-demand only if spot is useless.
+    """Return the policy to simulate: the run's policy, or `on_demand_only` if spot is useless.
 
     Spot is useless if it is not cheaper or the clamp forbids it. In the simulation, PLAN uses coarser tables.
     """

@@ -67,7 +67,10 @@ class _Asked:
 
     @property
     def priced_pools(self) -> PoolSpec:
-        """The pools at the prices of the spec, which the caller may have updated, instead of the prices in the log."""
+        """The pools at the prices of the spec instead of the prices in the log.
+
+        The caller may have updated the spec's prices.
+        """
         return with_transfer(self.spec.pools, self.history)
 
 

@@ -310,7 +310,7 @@ class _Runs:
     def _spot_risk_seconds(self, boot: Floats) -> Floats:
         """Return the slack in seconds that a run can lose until the next decision.
 
-        The loss is one boot, or with harshness the whole tick.
+        The loss is one boot. With `Harshness`, the loss is the whole tick.
         """
         harsh = self._harsh
         if not harsh.dies_within_tick and not harsh.detection_seconds and not harsh.save_every_seconds:

@@ -105,7 +105,8 @@ _Stored = tuple[TensorSlice, torch.Tensor]
 def whole_tensors(tensors: Mapping[str, torch.Tensor], slices: Mapping[str, TensorSlice]) -> dict[str, torch.Tensor]:
     """Return all tensors by their names in the state, and assemble the tensors that were stored as slices.
 
-    A slice on the meta device was not read. The result then contains only the other slices of the tensor.
+    A slice on the meta device was not read. If a slice was not read, the result contains only the other slices of the
+    tensor.
 
     Raises:
         MalformedCheckpointError: the slices of a tensor overlap, or do not cover the tensor.

@@ -216,8 +216,10 @@ def copy_all(views: Sequence[torch.Tensor], live: Sequence[torch.Tensor]) -> Non
 
 
 def _even_runs(numbers: Sequence[int], sizes: Sequence[int], *, count: int) -> list[list[int]]:
-    """Divide the numbers of the tensors into at most `count` groups of consecutive tensors with about equal bytes. Use
-    fewer groups if the tensors are small."""
+    """Divide the indexes of the tensors into at most `count` groups of adjacent tensors.
+
+    All groups have about the same size in bytes. Use fewer groups if the tensors are small.
+    """
     ends = list(accumulate(sizes[number] for number in numbers))
     count = min(count, ends[-1] // _WORTH_A_THREAD_BYTES if ends else 0)
     cuts = [0, *(bisect_left(ends, ends[-1] * number // count) + 1 for number in range(1, count)), len(numbers)]

@@ -88,7 +88,7 @@ def _writes(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def _writes_outside(nested: Function) -> Iterator[tuple[str, int]]:
-    """Return the names of the enclosing function that a nested function writes."""
+    """Return the names that a nested function writes in the enclosing function."""
     for node in own_nodes(nested.node):
         yield from ((name, line) for name, line in _writes(node) if name in nested.elsewhere)
 

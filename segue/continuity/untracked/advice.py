@@ -197,7 +197,7 @@ _MOST_PARTS = 5_000
 def fix_of(leaf: Leaf, advice: Advice, *, is_program: bool, value: Any = None) -> str:
     """Describe the fix in words."""
     if leaf.root == SURROUNDINGS:
-        return "a resume may find another value there: keep values that training changes in registered state"
+        return "a resume may find another value there: if training changes it, keep it in registered state"
     inner = leaf.path.rpartition(".")[2]
     if not advice.expression:
         return _without_code(leaf, advice, value, is_program=is_program)
@@ -237,8 +237,8 @@ def _without_code(leaf: Leaf, advice: Advice, value: Any, *, is_program: bool) -
         return f"an object differs in each process: keep {name} in a dict with names as keys, and register this dict"
     if is_iterator(value):
         return (
-            f"a checkpoint cannot store a generator: make {name} an object of a class that has __next__ and keeps its "
-            "changing values in attributes, and register this object"
+            f"a checkpoint cannot store a generator: make {name} an object that has __next__ and keeps "
+            "its changing values in attributes, and register this object"
         )
     line = Advice("state", "state", "").code(is_program=is_program)
     return f'keep it in a dict and register the dict: state = {{"{name}": ...}}, and {line}'

@@ -122,7 +122,7 @@ class Coverage:
 
 
 _OF_OBJECTS = frozenset({"", "attribute", "attribute of this thread", "item", "setting", "state"})
-"""The types of variables that are part of an object itself.
+"""The types of variables that belong to an object itself.
 
 A value that only the object's code reaches, e.g. a variable of a hook, is not in the object's state_dict.
 """
@@ -151,7 +151,7 @@ _COLLECTIONS = (Mapping, list, tuple, set, frozenset, deque)
 
 
 def _form(value: Any) -> Any:
-    """Return the properties of a value that need no reading of its content.
+    """Return the properties of a value that are known without reading its content.
 
     Two values with equal marks have equal properties.
     """

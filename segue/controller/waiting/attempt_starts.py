@@ -226,7 +226,7 @@ class Starts:
         return None
 
     def _winner(self, claim: ClaimEntry) -> _Living:
-        """Return the start that claimed the attempt, which is never a start on another pool."""
+        """Return the start that claimed the attempt. This start is never a start on another pool."""
         by_flow_run = {self.orchestrator.flow_run_id(each.handle): each for each in self._living}
         if claim.flow_run_id is not None and claim.flow_run_id in by_flow_run:
             return by_flow_run[claim.flow_run_id]

@@ -40,8 +40,7 @@ _CHANGEOVERS_OF_A_MOVE = 3
 _STORE_RETRY_SECONDS = 0.5
 _ENOUGH_STEPS = 5
 _ENOUGH_SECONDS = 30.0
-"""Least seconds and steps of a running attempt before its step time is used, because the first steps are not typical.
-"""
+"""The step time of a running attempt is used after these steps and seconds. The first steps are not typical."""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def not_checked(where: str, why: str) -> Problem:
 def unreachable(address: str, *, seconds: float | None = None) -> Problem:
     """Return the problem that no cluster answers within `seconds`. If `seconds` is None, Ray itself has given up."""
     where = "this machine is in no Ray cluster that answers" if address == "auto" else f"{address} does not answer"
-    fix = "start one with `ray start --address=HEAD:PORT --num-cpus=0`, and set ray.address if there are several"
+    fix = "join a cluster with `ray start --address=HEAD:PORT --num-cpus=0`, and set ray.address if there are several"
     return Problem(what=where if seconds is None else f"{where} within {seconds:g} s", fix=fix)
 
 

@@ -1,7 +1,7 @@
 """Checks a run's `[ray]` table before the start. The command is `python -m segue.launch.ray.ray_problems`.
 
-If a cluster does not answer, a connection to the cluster may block for minutes. If the head restarts, the connection
-ends its process. A separate process therefore makes the check, and this process stops waiting after some time.
+If a cluster does not answer, a connection to the cluster may block for minutes. If the head restarts, the process with
+the connection ends. A separate process therefore makes the check, and this process stops waiting after some time.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class OnDemandOnly(OnDemandOnlyParameters):
-    """Always uses on-demand. On-demand only is the safest policy and the baseline for the cost."""
+    """Always uses on-demand. This policy is the safest, and its cost is the baseline."""
 
     def choose(self, view: View) -> Wishes:
         return np.full(view.mode.shape, ON_DEMAND, np.int8)

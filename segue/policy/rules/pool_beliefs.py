@@ -30,7 +30,7 @@ UP_RATES = np.append(hazards.UP_RATES[:-1], np.array([0.1, 0.04]) / HOUR)
 DOWN_RATES = np.append(hazards.DOWN_RATES[:-1], np.array([0.06, 0.02]) / HOUR)
 """Number of ends of down intervals per second, by age. The traces have few intervals of more than 16 hours."""
 UNKNOWN_AGE_SECONDS = 1800.0
-"""Assumed age in seconds of an interval whose begin the run did not observe.
+"""Assumed age in seconds of an interval whose start the run did not observe.
 
 The assumed age is shorter than on one pool. An end in the first minutes of a machine is therefore the end of a young
 interval, and shows that machines of the pool die early.

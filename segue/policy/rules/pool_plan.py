@@ -169,7 +169,7 @@ def _table_for(pools: Pools, remaining_seconds: float, slack_seconds: float, ahe
 
 @lru_cache(maxsize=2)
 def _solved(pools: Pools, remaining: tuple[int, float], slack: tuple[int, float], kept: int) -> Table:
-    """Return the table for the given number and length of steps, of remaining time and of slack."""
+    """Return the table for these numbers and lengths of the steps of remaining time and of the steps of slack."""
     return solve(
         pools,
         remaining_seconds=remaining[0] * remaining[1],
