@@ -83,7 +83,7 @@ class Pruner:
         return retention.slots_to_prune(history.checkpoints, kept=kept)
 
     def drop_earlier_tries(self, runlog: RunLog, commit: CheckpointRef) -> None:
-        """Delete the objects that earlier tries of this committed save left.
+        """Delete the objects that remain from earlier tries of this committed save.
 
         After the commit, no attempt can adopt these objects.
         """

@@ -56,7 +56,7 @@ def symptom(row: StepRow, *, spec: AnomalySpec, recent_losses: Sequence[float]) 
     """Return the anomaly of a step, or None if the step has no anomaly or the spec turns the check off.
 
     `recent_losses` contains the losses of at most `spike_window_steps` previous steps. The function detects spikes only
-    if the list is full.
+    if `recent_losses` is full.
     """
     if not is_finite(row) and spec.non_finite != "off":
         found = _not_finite(row)
@@ -70,7 +70,7 @@ def symptom(row: StepRow, *, spec: AnomalySpec, recent_losses: Sequence[float]) 
 
 
 def spike_limit(losses: Sequence[float], *, factor: float) -> float | None:
-    """Return the highest loss of the next step that is not a spike.
+    """Return the highest loss that the next step can have without a spike.
 
     The limit is computed from the median and the median absolute deviation. Return None if all losses are zero.
     """

@@ -158,7 +158,7 @@ def _rank_of(finding: Finding, channel: str) -> tuple[bool, bool]:
 
 
 def _by_carried(first: Finding, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding:
-    """Return the finding of a replay whose cause is the loss of values that affect later steps."""
+    """Return the finding about a replay that differs because values that affect later steps were lost."""
     causes = [finding for finding in untracked if finding.channel == CARRIED]
     more = [f"{len(causes) - _MOST_CAUSES} more"] if len(causes) > _MOST_CAUSES else []
     said = "; ".join([cause.sentence for cause in causes[:_MOST_CAUSES]] + more)

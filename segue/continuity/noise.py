@@ -93,7 +93,7 @@ class Noise:
     floats: Mapping[str, float] = field(default_factory=dict)
     """Largest relative difference by channel. The mapping is empty if no difference is known."""
     unreproducible: Finding | None = None
-    """A finding about the recipe if two fresh processes differ by more than rounding, else None."""
+    """A finding about the recipe if two fresh processes differ by more than rounding. Otherwise the value is None."""
 
     def __or__(self, other: Noise) -> Noise:
         names = dict.fromkeys([*self.floats, *other.floats])
@@ -302,7 +302,7 @@ def _is_lost_alike(witness: Sequence[WitnessRow], replays: Sequence[Sequence[Wit
 def _begins_as_rounding(one: Sequence[WitnessRow], other: Sequence[WitnessRow]) -> bool:
     """Whether the first difference is only a few units in the last place of a float.
 
-    A difference of a few units is no sign of lost state.
+    A difference of a few units does not show that state was lost.
     """
     for before, after in pairs_of(one, other):
         away = {name: relative(getattr(before, name), getattr(after, name)) for name in FLOATS}

@@ -164,7 +164,7 @@ class _ChildProcesses:
         self.close()
 
     def finish(self, patience_seconds: float) -> None:
-        """Wait until a trainer that has written its report ends. Kill the trainer if it does not end in time."""
+        """Wait for the end of a trainer that has written its report. Kill the trainer if it does not end in time."""
         if self._running is not None:
             self._running[0].wait(patience_seconds)
         self.close()

@@ -201,7 +201,7 @@ def request_stop(runlog: RunLog, *, reason: str) -> SegmentPlan | None:
 
 
 def _tidy(runlog: RunLog) -> None:
-    """Remove the half-written objects that killed writers of a finished run left."""
+    """Remove half-written objects that remain from killed writers of a finished run."""
     try:
         runlog.store.drop_unfinished(keys.run_prefix(runlog.run_id))
     except (StoreReadError, StoreWriteError) as error:

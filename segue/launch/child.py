@@ -14,7 +14,7 @@ from segue.process import has_members
 
 _LEFTOVER_POLL_SECONDS = 0.05
 _LEFTOVER_SECONDS = 2.0
-"""Seconds from SIGTERM to SIGKILL for the processes that an ended child has left."""
+"""Seconds from SIGTERM to SIGKILL for processes that still run after the child has ended."""
 
 
 class ChildProcess:

@@ -180,7 +180,7 @@ def seconds_without_spot(history: History, *, now: datetime) -> float:
 def open_down_interval(
     history: History, deployment: str | None, *, least_seconds: float = 0.0
 ) -> OpenDownInterval | None:
-    """Return the down interval of one pool, or of any pool, that has not ended yet.
+    """Return the down interval that has not ended yet, of one pool or of any pool.
 
     Return None if spot may be up. The function ignores a wait that the run gave up after less than `least_seconds`.
     """

@@ -180,7 +180,7 @@ def changeover_seconds(spec: RunSpec, history: History) -> float:
 
     The prior is a lower limit, because on-demand may boot slower than spot did.
 
-    A changeover includes the wait for spot, because the wait and the boot cannot be told apart, and on-demand may take
+    A changeover includes the wait for spot, because the wait and the boot cannot be distinguished. On-demand may take
     as long as spot.
     """
     return max([spec.policy.changeover_seconds, *_newest_changeovers(history)])

@@ -174,8 +174,8 @@ def requests_of(
 ) -> tuple[PoolRequest, ...]:
     """Return the requests for an attempt, in order of time, with the chosen pool first.
 
-    `may_move` means that a run on a dearer pool moves to the chosen pool later. The result is empty if no other pool is
-    worth a request.
+    `may_move` means that a run that trains on a dearer pool can move to the chosen pool later. The result is empty if
+    no other pool is worth a request.
     """
     paid = {pool.deployment: paid_per_hour_of_work(pool, here=here) for pool in pools}
     first = next(pool for pool in pools if pool.deployment == chosen)

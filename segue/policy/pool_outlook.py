@@ -1,8 +1,8 @@
 """Plans a run over several spot pools with PLAN, from the run's own history. The module is pure.
 
-The module decides on which pools to request an attempt, and how long to wait for these pools. It also decides on which
-pools a standby should wait, and whether to move to a standby that has a machine. The module ignores observations of
-other runs of the store. A prior from other runs made runs dearer on the cases of SkyNomad's artifact
+The module decides on which pools to request an attempt, and how long to wait for these pools. The module also decides
+on which pools a standby should wait, and whether to move to a standby that has a machine. The module ignores
+observations of other runs of the store. A prior from other runs made runs dearer on the cases of SkyNomad's artifact
 (docs/benchmarks.md).
 """
 

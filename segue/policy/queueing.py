@@ -5,8 +5,8 @@ wait from the number of flow runs that wait before this flow run, and from the t
 a slot.
 
 Several runs with similar deadlines that wait for spot would all request on-demand at the same late moment, and would
-then wait for each other. Therefore the last run in the queue of spot is the first to leave the queue, if spot cannot
-serve it in time.
+then wait for each other. If spot cannot serve the last run in the queue of spot in time, this run therefore leaves the
+queue first.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class CostMeter:
     def save_done(
         self, stall_seconds: float, save_seconds: float, size_bytes: int, *, evaluate_seconds: float = 0.0
     ) -> None:
-        """Record a committed save. Its cost includes the slower steps since the previous save.
+        """Record a committed save. The cost of the save includes the slower steps since the previous save.
 
         Sealing and pruning follow each commit. The cost of steps during sealing and pruning therefore belongs to the
         next save.

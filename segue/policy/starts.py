@@ -162,8 +162,8 @@ def limit_of(known: Sequence[float], *, spec: RunSpec, changeover_seconds: float
 def slow_after_seconds(limit: StartLimit, *, seconds: float, left_seconds: float | None, asked: int) -> float:
     """Return the seconds after which a start that has taken `seconds` so far is slow.
 
-    Each earlier start doubles the time. `left_seconds` is the time in which another start must begin to meet the
-    deadline. The value None means that the run has no deadline.
+    Each earlier start doubles the time. To meet the deadline, another start must begin within `left_seconds`. If the
+    run has no deadline, `left_seconds` is None.
     """
     patient = limit.seconds * 2.0 ** (asked - 1)
     is_urgent = left_seconds is not None and left_seconds < patient - seconds

@@ -1,8 +1,8 @@
 """Simulates a run in advance to forecast its cost, preemptions and lost work. The module is pure.
 
-The module derives a job from the run's own measurements. It simulates the job on many rows of spot availability, with
-the policy and the safety clamp of the run. It subtracts the margin on the work from the time, because the margin is a
-reserve. The margin does not increase the cost.
+The module derives a job from the run's own measurements. The module simulates the job on many rows of spot
+availability, with the policy and the safety clamp of the run. The module subtracts the margin on the work from the
+time, because the margin is a reserve. The margin does not increase the cost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Provides spot availability for simulations, from trace files or synthetic.
+"""Provides the availability of spot for simulations, from trace files or from synthetic traces.
 
 A trace contains for each tick whether spot was up. Trace files have the format of skypilot-org/spot-traces,
 `{"metadata": {"gap_seconds": s}, "data": [available nodes]}`. The name of a file determines the type of the trace (see

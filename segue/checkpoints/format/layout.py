@@ -27,7 +27,7 @@ MOST_LEVELS = 100
 """Maximum number of levels in the state tree of a component.
 
 The code reads the tree by recursion, so the number of levels needs a limit. The JSON of the tree has at most three
-times as many levels.
+times as many levels as the tree.
 """
 
 DTYPES: Mapping[str, tuple[str, int]] = {

@@ -69,7 +69,7 @@ def _candidates(history: History, *, epoch: int) -> Iterator[Attempt]:
 
 
 def _newest_complete(runlog: RunLog, attempt: Attempt, history: History) -> Manifest | None:
-    """Return the manifest of the newest save of an attempt that all ranks completed.
+    """Return the manifest of an attempt's newest save that all ranks completed.
 
     Return None if the save is not newer than all commits.
     """

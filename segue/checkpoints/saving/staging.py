@@ -27,8 +27,7 @@ from segue.checkpoints.saving.staged_layout import StagedLayout, copy_all, copy_
 from segue.checkpoints.saving.tracing import span
 
 _LOOKS, _MOST_LOOKED_AT, _MOST_ON_DEVICE = 64, 256, 32
-"""Limits of the comparison at the barrier: values per tensor, number of tensors, and number of device tensors.
-"""
+"""Limits of the comparison at the barrier: values per tensor, number of tensors, and number of device tensors."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,10 @@ class Staged:
         self._passed.set()
 
     def wait(self) -> None:
-        """Block until all tensors are copied. Then `is_torn` states whether the state changed during the copy."""
+        """Block until all tensors are copied.
+
+        After that, `is_torn` states whether the state changed during the copy.
+        """
         with span("wait for the copy"):
             self._copied.wait()
             self._passed.wait()

@@ -78,7 +78,7 @@ class Flows:
         self._both: defaultdict[Spot, set[Spot]] | None = None
         self.changes: list[AttributeChange] = []
         self._direct: list[tuple[frozenset[Spot], Spot, frozenset[Spot]]] = []
-        """The edges that do not change an object in place, each with its sources, its target and its conditions."""
+        """The edges other than changes of an object in place, each with its sources, its target and its conditions."""
         self._used: frozenset[Spot] | None = None
         self._of_process: set[Spot] | None = None
         self._named: defaultdict[str, list[Spot]] | None = None

@@ -80,7 +80,7 @@ class Coverage:
     def has(self, leaf: Leaf, value: Any) -> bool:
         """Whether a component contains this value.
 
-        The component may contain the same memory, an equal content, or an entry of the value in a state_dict.
+        The component may contain the same memory, or equal content, or the value as an entry of a state_dict.
         """
         if isinstance(value, STREAMS):
             return self._has_content(state_of_stream(value))

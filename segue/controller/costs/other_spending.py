@@ -1,6 +1,6 @@
 """Computes the costs under a run's budget that are not in the run's log.
 
-These are the costs of other runs of the store and of the run's standbys.
+The module adds up the costs of other runs of the store and of the run's standbys.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def refresh_prices(runlog: RunLog, spec: RunSpec, history: History, *, clock: Cl
 
 
 def append_at(runlog: RunLog, history: History, build: Callable[[Stamp], Entry]) -> bool:
-    """Append a record if no other process has written to the log since `history`.
+    """Append a record if no other process has written to the log since `history` was read.
 
     The result is always True, because the log has changed in both cases.
     """

@@ -1,4 +1,4 @@
-"""Decides when a wait reads the store. It reads a remote store rarely, because each read costs time and money."""
+"""Decides when a wait reads the store. The wait reads a remote store rarely, because each read costs time and money."""
 
 from __future__ import annotations
 

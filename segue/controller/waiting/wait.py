@@ -87,7 +87,7 @@ def await_report(
     recall within the heartbeat timeout, or saves too slowly for the deadline.
 
     While the attempt has no machine, the function calls `show` with each new reason. As soon as the attempt has a
-    machine, it calls `show` with None.
+    machine, the function calls `show` with None.
 
     Raises:
         StoreReadError, StoreWriteError: the store could not be used for longer than `period.patience_seconds`.

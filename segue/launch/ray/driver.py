@@ -68,7 +68,7 @@ class Commands:
             return None
 
     def put_notice(self, number: int) -> None:
-        """Add a signal that this process has received as a notice. A signal handler may call this method."""
+        """Add a received signal as a notice. A signal handler may call this method."""
         self._asked.put(("give_notice", number))
 
     def _read(self) -> None:

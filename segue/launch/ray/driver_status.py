@@ -35,8 +35,7 @@ class DriverStatus(BaseModel):
     """A description of the end."""
     was_out_of_memory: bool = False
     was_refused: bool = False
-    """Whether the ranks failed to start although the cluster had room. If so, segue pauses before the next start.
-    """
+    """Whether the ranks failed to start although the cluster had room. If so, segue pauses before the next start."""
     problems: tuple[tuple[str, str], ...] = ()
     """Pairs of a problem and its fix. Each problem prevents the cluster from running the attempt."""
 

@@ -32,9 +32,7 @@ def job_name(assignment: Assignment, *, key: str) -> str:
 
 
 def older_jobs(shown: str, assignment: Assignment) -> list[str]:
-    """Return the ids of the jobs of earlier attempts of the same run, from lines of `shown` with a job's id and
-    name.
-    """
+    """Return the ids of the jobs of the run's earlier attempts. Each line of `shown` contains a job's id and name."""
     head, store = re.escape(f"segue-{assignment.spec.run_id}-seg"), _store_key(assignment.spec)
     found = re.findall(rf"^(\d+) {head}(\d+)-a(\d+)-{store}\w+$", shown, re.MULTILINE)
     own = assignment.plan.segment, assignment.plan.attempt

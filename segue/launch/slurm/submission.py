@@ -109,8 +109,8 @@ class Submission:
         return None
 
     def _look(self, at: float, unsure_since: float, *, is_told: bool, is_given_up: bool) -> End | None:
-        """Check whether the controller has accepted the job without an answer. The controller may also accept the job
-        later.
+        """Check whether the controller has accepted the job although it gave no answer. The controller may also accept
+        the job later.
         """
         answer, found = find_jobs(self._name)
         self._again_at = at + _LOOK_SECONDS

@@ -1,4 +1,4 @@
-"""Defines policies with closed rules for the next mode of a run.
+"""Defines policies that choose the next mode of a run by a fixed rule.
 
 The module is pure. The safety clamp overrules all policies of this module. A run and the simulator use equal policy
 objects. The method `choose` works element by element, on one run in a flow and on many runs in a simulation. If a
@@ -96,9 +96,9 @@ class TimeSliced(TimeSlicedParameters):
 class UniformProgress(UniformProgressParameters):
     """Keeps the completed work at or above the straight line from the start to the deadline (NSDI 2024, 5.2.2).
 
-    For an idle run behind the line, the policy chooses spot if spot is available, else on-demand. The policy keeps
-    on-demand until the run is ahead of the line by two changeovers (the hysteresis, rule 3). The policy keeps spot
-    until a preemption. It has the safety-net rule of the greedy policy.
+    If an idle run is behind the line, the policy chooses spot if spot is available, and otherwise on-demand. The policy
+    keeps on-demand until the run is ahead of the line by two changeovers (the hysteresis, rule 3). The policy keeps
+    spot until a preemption. It has the safety-net rule of the greedy policy.
     """
 
     def choose(self, view: View) -> Wishes:
@@ -120,7 +120,7 @@ class EagerProgress(EagerProgressParameters):
 
 @dataclass(frozen=True)
 class SlackAge(SlackAgeParameters):
-    """Waits for spot while the expected rest of the down interval is within a share of the slack.
+    """Waits for spot while the expected rest of the down interval is at most a share of the slack.
 
     The policy moves from on-demand to spot if the expected rest of the up interval pays for the changeover.
     """

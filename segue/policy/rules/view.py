@@ -72,7 +72,7 @@ class Job:
     def may_return(self) -> bool:
         """Whether a run can return from on-demand to spot.
 
-        If a run cannot return, on-demand does the rest of the work.
+        If a run cannot return to spot, on-demand does the rest of the work.
         """
         return self.knowledge != "none"
 
