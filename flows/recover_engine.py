@@ -1,7 +1,7 @@
 """Runs the Prefect engine for a start of `recover`: `python -m segue.flows.recover_engine`.
 
 While no worker runs, scheduled starts accumulate (hundreds in a night), and the next worker begins all these starts
-together. If a worker's clock is ahead, the worker also takes the starts of the next minutes at once. Each start that
+together. If a worker's clock is ahead, the worker also takes starts that are due some minutes later. Each start that
 loads Prefect uses several seconds of a core and 150 MB of memory. Therefore a late start ends in this module, before it
 loads Prefect. A start that is early by the server's clock waits in this module. If the server does not answer, or if no
 worker has taken a later start, the engine runs, so that no due check is lost.

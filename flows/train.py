@@ -1,5 +1,5 @@
-"""Defines the flow `train`, the parent of a run. Until a decision ends the run, it decides, runs a segment, and judges
-the resume of the segment."""
+"""Defines the flow `train`, the parent of a run. The flow repeats three actions until a decision ends the run: it
+decides, runs a segment, and judges the resume of the segment."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def names_secret(name: str) -> bool:
 
 
 def _words_of(name: str) -> list[str]:
-    """Return the words of a name, in lower case. For plurals of words for secrets, return the singular."""
+    """Return the words of a name, in lower case. Words for secrets are returned in the singular."""
     words = [word.lower() for word in _WORDS.findall(name)]
     plurals = {f"{word}s": word for word in (*_SECRET_WORDS, "key")}
     singular = [plurals.get(word, word) for word in words]

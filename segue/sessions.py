@@ -187,7 +187,7 @@ class Session:
         """Return a block for an evaluation, which leaves the random streams unchanged.
 
         A long block does not count as a hang. Outside a segment, the block also leaves the random streams unchanged, so
-        that the script trains equally with and without a run.
+        that a run does not change the results of the script.
         """
         return self._host.evaluating()
 
@@ -221,7 +221,7 @@ class Session:
         the script may change or delete the folder. If the script does not call `commit_folder`, the safe point saves
         nothing, and a requested stop comes one step later. `instead` maps paths in the folder to other content to
         commit, as bytes or as the path of another file. Use it, for example, to omit times of day, which differ in
-        every run. If `instead` names a file that the folder lacks, the commit gets this file. `best` maps each file of
+        every run. If the folder lacks a file that `instead` names, the file is committed too. `best` maps each file of
         the best model to the committed file with its content, for `segue checkpoints export --best`. Example:
         `{"model.pt": "best/model.pt"}`.
 
@@ -257,8 +257,8 @@ class Session:
     def has_ended_early(self) -> bool:
         """Whether an earlier attempt ended the training by `finish` and was then lost in the code after the loop.
 
-        In this case no step is left. The loops of a session then yield nothing, and a framework's loop has to check
-        this property.
+        In this case no step is left. The loops of a session then yield nothing. The loop of a framework must read this
+        property itself.
         """
         return self._host.has_ended_early
 

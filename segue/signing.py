@@ -1,6 +1,6 @@
 """Signs with a key that a reference names: `env:NAME` or `file:/path`. segue never stores the key.
 
-A secret text signs with HMAC-SHA256 of the standard library. A key in PEM form signs with ed25519 (extra `signing`). A
+If the key is a secret text, segue signs with HMAC-SHA256. A key in PEM form signs with ed25519 (extra `signing`). A
 public key can only verify. Signed bytes begin with their purpose, so that a signature is valid for only one purpose.
 """
 

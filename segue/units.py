@@ -16,7 +16,7 @@ from pydantic import AfterValidator, AwareDatetime
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 MOST_SECONDS = 10 * 366 * 86_400.0
-"""Ten years in seconds. No attempt takes longer, and ten years after any permitted time are a valid time."""
+"""Ten years in seconds. No attempt takes longer. A permitted time plus ten years is also a valid time."""
 LEAST_SECONDS = 1e-3
 MOST_COUNT = 2**53
 """Largest count. Above this number, a 64-bit float cannot represent every whole number."""

@@ -106,7 +106,7 @@ class Services:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process runs. A zombie, whose end the supervisor has not noticed yet, does not run."""
+    """Whether a process runs. A zombie does not count as running. Its supervisor has not noticed its end yet."""
     try:
         return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

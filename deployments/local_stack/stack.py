@@ -195,7 +195,7 @@ class LocalStack:
         )
 
     def _take_lock(self) -> None:
-        """Choose and lock file names in the folder that no other running stack uses.
+        """Choose file names in the folder, and lock them, so that no other running stack uses them.
 
         The supervisor also holds the lock, and the kernel frees it after the end of its last holder. Therefore, if this
         process gets a SIGKILL, the lock is free after all processes of the stack have ended.

@@ -135,7 +135,8 @@ class ParentsWorker(ProcessWorker, ABC):
         configuration: ProcessJobConfiguration,
         task_status: anyio.abc.TaskStatus[int] | None = None,
     ) -> ProcessWorkerResult:
-        """Run a flow run to its end: a parent in a thread if its job permits it, and any other in a process."""
+        """Run a flow run to its end. If it is a parent and its job permits a thread, it runs in a thread, otherwise in
+        a process."""
         assert isinstance(configuration, ServedJob)
         why = why_own_process(configuration.job, here=self._here, environment=os.environ)
         if why is not None:

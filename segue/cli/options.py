@@ -139,7 +139,7 @@ def only_given(**fields: Any) -> dict[str, Any]:
 
 
 def table(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a table of a run spec's fields. If the fields have no such table, return an empty table."""
+    """Return a table of a run spec's fields. If the fields do not contain this table, return an empty table."""
     found = fields.get(name)
     return found if isinstance(found, dict) else {}
 

@@ -15,7 +15,8 @@ _FOLDER = Path(".segue")
 
 @contextmanager
 def server() -> Iterator[bool]:
-    """Provide the Prefect server of PREFECT_API_URL, or a local server with pools that ends with the block.
+    """Provide the Prefect server of PREFECT_API_URL. If there is none, provide a local server with pools until the
+    block ends.
 
     For a local server, the block gets True. For a configured server, the block gets False.
 

@@ -32,10 +32,10 @@ def curve(
     """Return the steps of all attempts in order, with the columns of `segue.curves.schema.SCHEMA` and `verdict`.
 
     Each other metric of a program has a column `metric.<name>`, with NaN at steps without the metric. `run` is a run's
-    log, or a run id in `store`. If a step was lost and executed again, its row comes from the attempt from whose
-    checkpoints the run continued. If `superseded` is true, the frame also contains the rows of lost steps, with True in
-    the column `superseded`. The column `verdict` contains the kind of verdict on the attempt's resume. The value is
-    "first" if the attempt did not resume, and "not reached" if it has no verdict.
+    log, or a run id in `store`. If a step was lost and executed again, its row comes from the attempt that the run
+    continued. If `superseded` is true, the frame also contains the rows of lost steps, with True in the column
+    `superseded`. The column `verdict` contains the kind of verdict on the attempt's resume. The value is "first" if the
+    attempt did not resume, and "not reached" if it has no verdict.
 
     If a file of the curve cannot be read, the log has a warning, and `segue curve check` names the gap.
 

@@ -133,7 +133,7 @@ def _allowed(here: Environment, there: Environment, *, steps_after_fork: int) ->
 
 
 def _changed_on_purpose(history: History) -> set[str]:
-    """Return the attempts whose verdict names an accepted change of the recipe and different rows."""
+    """Return the attempts whose verdict names different rows and an accepted change of the recipe."""
     return {
         entry.attempt_id
         for entry in history.resumes

@@ -27,7 +27,7 @@ _CLIENTS = ("botocore.", "aiobotocore.", "gcsfs.", "google.", "azure.", "aiohttp
 _MARKS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "updated")
 """Names of the entries in a listing that change if the content of a file changes."""
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
-"""Names of the entries in a listing that give the time of a file's last write."""
+"""Entries of a listing that contain the time of a file's last write."""
 
 
 def is_remote(path: str) -> bool:

@@ -49,12 +49,12 @@ def ok(reason: str) -> Result:
 
 
 def warn(reason: str, *, fix: str) -> Result:
-    """Return the result of a check for a run that works, but with a disadvantage."""
+    """Return a warning: the run works, but with a disadvantage."""
     return Result(CheckOutcome.WARN, reason, fix)
 
 
 def fail(reason: str, *, fix: str) -> Result:
-    """Return the result of a check for a run that cannot work, or that would lose work or data."""
+    """Return a failure: the run cannot work, or would lose work or data."""
     return Result(CheckOutcome.FAIL, reason, fix)
 
 

@@ -30,7 +30,7 @@ _SHARED = Path("/dev/shm")  # noqa: S108 - a mount that every Linux has
 _SHARED_BYTES = 2**30
 _DESCRIPTORS, _DESCRIPTORS_AT_ALL = 1024, 256
 _BESIDE = 1.05
-"""Factor for the memory of the state and its copies, which adds a reserve of 5 %."""
+"""Factor on the memory of the state and its copies, for a reserve of 5 %."""
 _MEMORY_SHARE = 0.8
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _CUBLAS_DETERMINISTIC = (":4096:8", ":16:8")

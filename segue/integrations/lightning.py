@@ -271,7 +271,7 @@ class KeptFiles:
 
 
 def exported(names: Collection[str]) -> dict[str, str]:
-    """Map the names of best files in an export to the names of the committed files.
+    """For each file of the best models, map its name in an export to the name of the committed file.
 
     If a file name is unique, the export keeps the file name.
     """

@@ -1,9 +1,9 @@
 """Replaces the paths of files in a Lightning checkpoint by names, because other attempts have other folders.
 
 `ModelCheckpoint` keeps the paths of its files, for example below `lightning_logs/version_0`, and the next attempt works
-in the folder `version_1`. With paths, equal runs would never have equal checkpoints. Also, if a `ModelCheckpoint` finds
-another folder in its state, it forgets all of its files except one. Therefore the committed checkpoint contains names
-that are the same in each attempt. A file on this machine records the path of each name.
+in the folder `version_1`. If checkpoints contained paths, equal runs would never have equal checkpoints. Also, if a
+`ModelCheckpoint` finds another folder in its state, it forgets all of its files except one. Therefore the committed
+checkpoint contains names that are the same in each attempt. A file on this machine records the path of each name.
 """
 
 from __future__ import annotations

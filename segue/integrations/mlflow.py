@@ -244,7 +244,7 @@ def allowed_name(name: str) -> str:
 
 
 def with_digest(text: str, name: str) -> str:
-    """Return the text with a digest of the name, so that the result is unique for this name."""
+    """Append a digest of the name to the text, so that different names give different results."""
     return f"{text[:_MOST_OF_NAME]}_{hashlib.sha256(name.encode('utf-8', 'backslashreplace')).hexdigest()[:8]}"
 
 

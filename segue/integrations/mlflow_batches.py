@@ -23,7 +23,7 @@ _MOST: dict[Kind, int] = {"metrics": 1000, "params": 100, "tags": 100}
 """Maximum number of entries in one request to MLflow's REST API."""
 _REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST")
 _MOST_TRIES = 8
-"""After this number of refused values of one name, the sender drops the name's other values in the batch."""
+"""MLflow may refuse this number of values of one name. The sender then drops the name's other values in the batch."""
 _MOST_CHARACTERS = 200
 
 

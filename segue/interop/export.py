@@ -31,7 +31,7 @@ from segue.spec import RunSpec, StoreSpec
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
-"""A function that gets a text for the terminal about the current work."""
+"""A function that receives texts about the progress of the work."""
 
 
 class ExportFormat(StrEnum):

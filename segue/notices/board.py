@@ -12,7 +12,7 @@ from segue.clock import Clock
 from segue.records import Notice
 
 NO_KILL_COMING_SECONDS = 3600.0
-"""Grace period in seconds of a notice after which nothing kills the trainer: a recall, or the end of its parent."""
+"""Grace period in seconds of a notice that no kill follows: a recall, or the end of the parent."""
 
 
 class _Left(NamedTuple):

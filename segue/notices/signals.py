@@ -16,8 +16,8 @@ class SignalNotices:
     """Leaves a notice on the board for each signal that this process receives."""
 
     def __init__(self, board: NoticeBoard, *, grace_seconds: float, usr1_seconds: float | None = None) -> None:
-        """`usr1_seconds` is the time from SIGUSR1 to the kill. If it is None, and for other signals, the time is
-        `grace_seconds`."""
+        """`usr1_seconds` is the time from SIGUSR1 to the kill. If `usr1_seconds` is None, this time is `grace_seconds`.
+        All other signals use `grace_seconds`."""
         self._board = board
         self._process: int | None = None
         self._seconds = dict.fromkeys(KINDS, grace_seconds)

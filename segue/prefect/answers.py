@@ -65,10 +65,10 @@ class Answers(Generic[_T]):
 
 
 class SharedReadings(Generic[_T]):
-    """The newest reading of each subject. All threads of this process reuse a reading for a period.
+    """The newest reading of each subject. For a period, all threads of this process reuse this reading.
 
     No thread waits for the reading of another thread. While another thread reads, a thread uses the previous reading.
-    If there is no previous reading, the thread reads itself. A failed reading is not kept.
+    If there is no previous reading, the thread makes a reading itself. A failed reading is not kept.
     """
 
     def __init__(self, *, period_seconds: float) -> None:

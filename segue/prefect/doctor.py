@@ -214,7 +214,7 @@ def database_of(client: SyncPrefectClient) -> Database | None:
 def refused_writes() -> tuple[int, int]:
     """Return the number of refused writes (HTTP 503) and the number of all writes, while workers poll the server.
 
-    The writes set labels of a new flow run, as a worker does for each flow run that it takes. The new flow run is
+    Each write sets labels of a new flow run, as a worker does for each flow run that it takes. The new flow run is
     deleted at the end.
     """
     refused = 0

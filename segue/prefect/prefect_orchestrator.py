@@ -42,7 +42,7 @@ _WORDS: dict[StopReason | None, Word] = {
     StopReason.START_FAILED: Word.START_FAILED,
     None: Word.WITHDRAWN,
 }
-"""Maps the reason for a cancellation to the word of the Cancelled state."""
+"""Maps the reason for a cancellation to the word that the Cancelled state shows."""
 
 # Keys: the URL of the API and the name of the deployment.
 _pool_blockers: SharedReadings[str | None] = SharedReadings(period_seconds=_SHARED_SECONDS)

@@ -57,7 +57,7 @@ _DATE_STEP = timedelta(seconds=1)
 _HOLDING = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING]))
 """States in which a flow run holds a slot of a pool or queue.
 
-Cancelling is not in this list, because it may last for hours if nobody ends the flow run.
+The state Cancelling is not in this list, because it may last for hours if nobody ends the flow run.
 """
 _SCHEDULED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED]))
 _ENDED = FlowRunFilterState(
@@ -120,7 +120,7 @@ class Limit:
 
     slots: Slots = UNLIMITED
     among: Mapping[str, Any] = field(default_factory=dict)
-    """The filters of a request for the flow runs that share the slots."""
+    """Fields of the flow run filter that select the flow runs that share the slots."""
     of_flow_runs: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the flow run filter, for the flow runs that share the slots."""
 

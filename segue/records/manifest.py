@@ -83,8 +83,7 @@ class Environment(Value):
     def differs_from(self, other: Environment) -> tuple[str, ...]:
         """Return the names of the fields that differ. A bitwise comparison is valid only if no field differs.
 
-        The comparison ignores `packages` and `compile_cache`, because another version or another folder may have no
-        effect.
+        The comparison ignores `packages` and `compile_cache`, because a difference in them may have no effect.
         """
         names = (name for name in type(self).model_fields if name not in _PERHAPS)
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))

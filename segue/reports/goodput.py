@@ -121,7 +121,7 @@ def goodput_by_attempt(history: History) -> list[tuple[SegmentReport, Goodput]]:
 
 
 def charges_by_cause(history: History, charges: Iterable[Charge]) -> list[tuple[str, Charge]]:
-    """Return the charges of a run, or their parts in one month, divided by cause.
+    """Return the charges of a run, divided by cause. The charges may be those of one month.
 
     Each charge of an attempt is divided in proportion to the seconds by cause of the whole attempt.
     """

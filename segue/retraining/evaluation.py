@@ -38,7 +38,7 @@ _MOST_PLACES = 5
 
 _MOST_NAMED = 3
 _MOST_RECORDED = 1_000
-"""Maximum number of values of a column whose row counts are recorded, the most frequent values first."""
+"""Maximum number of values per column with a recorded number of rows. The most frequent values are recorded."""
 
 
 def checked_scores(scores: object, *, rows: int, function: str, place_of: Callable[[int], str] = str) -> Scores:

@@ -112,7 +112,7 @@ def _hour_begin(moment: datetime) -> datetime:
 def _minutes_of_hour(begin: datetime) -> int:
     """Return the number of minutes of the hour.
 
-    If the clocks change within the hour, as on Lord Howe Island, the number is less than 60.
+    The number is less than 60 if the clocks change within the hour, as on Lord Howe Island.
     """
     return next(minutes for minutes in range(60, 0, -1) if _same_hour(_later(begin, minutes - 1), begin))
 

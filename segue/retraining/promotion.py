@@ -25,7 +25,7 @@ class Promotion(NamedTuple):
 
 
 def decide(spec: EvaluationSpec, comparisons: Sequence[Comparison], *, faults: Sequence[str] = ()) -> Promotion:
-    """Decide whether the candidate is promoted. The first comparison must use the metric that decides.
+    """Decide whether the candidate is promoted. The decision uses the metric of the first comparison.
 
     Each of `faults` is a reason against the candidate, even if the candidate has better metrics.
     """

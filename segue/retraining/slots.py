@@ -85,7 +85,7 @@ def missed_slots(
 
 
 def newest_begun(slots: Mapping[datetime, SlotState], *, until: datetime) -> datetime | None:
-    """Return the newest recorded slot before `until` that has begun.
+    """Return the newest of the slots that are recorded, earlier than `until`, and begun.
 
     If no slot has begun, return the newest recorded slot, or None. A slot may have ended before it began, because its
     flow run died while it ran an earlier missed slot. The missed slots between the two slots are then not recorded.

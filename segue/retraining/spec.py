@@ -269,8 +269,8 @@ class Window(Record):
 
     @property
     def content(self) -> frozenset[tuple[str, str, bool]]:
-        """The identity of the data. Two windows with equal files, hashes and uses of the files have equal
-        identities.
+        """The identity of the data. Two windows have the same identity if their files have equal paths and hashes,
+        and are used equally.
         """
         return frozenset((file.path, file.sha256, file.is_held_back) for file in self.files)
 

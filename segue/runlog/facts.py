@@ -143,8 +143,8 @@ class History:
         """Whether the run is finished.
 
         A run is finished if its goal is committed, or the step at which its code ended the run early. The value is
-        False if the newest rehearsal is broken, or if a broken rehearsal ended the run. The value is also False until a
-        program has ended by itself.
+        False if the newest rehearsal is broken, or if a broken rehearsal ended the run. For a program, the value is
+        also False until the program has ended by itself.
         """
         if self.broken_drill is not None and spec.continuity.rehearsal == "stop":
             return False
@@ -162,7 +162,8 @@ class History:
         return self.committed_step not in ended_at
 
     def is_committed(self, spec: RunSpec) -> bool:
-        """Whether the run's goal is committed, or the step at which the training code ended the run early."""
+        """Whether the run's last step is committed. This step is the goal, or the step at which the training code ended
+        the run early."""
         return self.committed_step >= spec.steps or self.finish_reason is not None
 
     @property
@@ -193,8 +194,8 @@ class History:
         return self._reports_by_number.get((segment, attempt))
 
     def handover_of(self, segment: int, attempt: int) -> HandoverEntry | None:
-        """Return the hand-over for which an attempt was recalled. Return None if there is none, or if a decision came
-        after it.
+        """Return the hand-over for which an attempt was recalled. If a later decision exists, or if no such hand-over
+        exists, return None.
         """
         entry = self.handover
         return entry if entry is not None and (entry.segment, entry.attempt) == (segment, attempt) else None

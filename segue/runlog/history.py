@@ -86,7 +86,7 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
 
 @dataclass
 class _Kept:
-    """The history of the part of a log that was read until now, cached in the log object."""
+    """The history of the records read until now, cached in the log object."""
 
     folding: Folding
     repairs: int

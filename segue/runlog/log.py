@@ -63,7 +63,7 @@ class RunLog:
         self._reader = LogReader(store, run_id, self._slots, self._packs, clock=self._clock)
         self._is_listed = False
         self._unsure: dict[bytes, Entry] = {}
-        """Records that were sent to the store without an acknowledgement, by their content."""
+        """Records that were sent to the store but not acknowledged. The key is the content of the record."""
 
     @property
     def store(self) -> Store:

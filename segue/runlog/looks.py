@@ -79,7 +79,7 @@ def begun_at(store: Store) -> datetime | None:
 def probed_at(store: Store) -> datetime | None:
     """Return the time of the last `probe_writes`, on the store's clock. Return None as `ended_at` does.
 
-    Directly after `probe_writes`, this is the current time of the store.
+    Directly after a call of `probe_writes`, the result is the current time of the store.
 
     Raises:
         StoreReadError: the store could not be read.

@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"(\d{8})\.json")
 
 
 def read_memory(store: Store) -> SeenPools:
-    """Return the observations of the store's pools by all runs of the store.
+    """Return what the runs of a store have observed about its pools.
 
     The result is empty if there is no memory, or if the memory cannot be parsed.
 
@@ -97,7 +97,8 @@ def _drop(store: Store, numbers: Iterable[int]) -> None:
 def merged(before: SeenPools, added: SeenPools) -> SeenPools:
     """Return both sets of observations, without repetition.
 
-    Of two observations of the same interval, start or attempt, the longer observation is kept. The function is pure.
+    If two observations describe the same interval, start or attempt, the longer observation is kept. The function is
+    pure.
     """
     intervals = _newest_of(
         [*before.intervals, *added.intervals],

@@ -117,8 +117,8 @@ class CheckpointSpec(Section):
     full_every: int = Field(
         1,
         ge=1,
-        description="Number of saves from one full checkpoint to the next. Saves between them store only changed "
-        "tensors. 1: every save is full.",
+        description="Number of saves from one full checkpoint to the next. Saves between two full checkpoints "
+        "store only changed tensors. 1: every save is full.",
     )
     fast_folder: str | None = Field(
         None,
@@ -211,8 +211,8 @@ class LivenessSpec(Section):
     first_step_seconds: float = Field(
         1800.0,
         gt=0,
-        description="Hang timeout in seconds until the end of the first step, and for the first evaluation; also the "
-        "rank timeout of the first two steps.",
+        description="Hang timeout in seconds for the start with the first step, and for the first evaluation. The "
+        "first two steps also use this value as rank timeout.",
     )
     hang_seconds: float = Field(
         120.0,

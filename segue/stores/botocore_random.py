@@ -26,6 +26,6 @@ class _Backoff(botocore.retries.standard.ExponentialBackoff):  # type: ignore[mi
 
 
 def use_own_random_stream() -> None:
-    """Make all botocore clients of this process draw from the separate stream. Repeated calls are permitted."""
+    """Make all botocore clients of this process draw from a separate random stream. Repeated calls are permitted."""
     botocore.retryhandler.random = botocore.utils.random = _OWN
     botocore.retries.standard.ExponentialBackoff = _Backoff

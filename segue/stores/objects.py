@@ -39,7 +39,7 @@ _FEW_RETRIES: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(second
 _BULK_RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(minutes=4)}
 """Retries of large requests.
 
-They end within five minutes, because obstore repeats a request with the original credentials, which expire then.
+Retries end within five minutes. After this time, the credentials expire, and obstore does not renew them for a retry.
 """
 _BULK_TIMEOUT = timedelta(minutes=2)
 """Timeout of a request with a part of a large object.

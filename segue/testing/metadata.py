@@ -74,7 +74,7 @@ class FakeMetadataService:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables with which a process finds only this service."""
+        """Environment variables. A process with these variables finds only this service."""
         return NO_SERVICE | self._own_environment()
 
     def preempt(self) -> None:

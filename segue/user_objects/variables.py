@@ -1,4 +1,4 @@
-"""Defines values without a state_dict that can be registered: values with parts, and variables of any value."""
+"""Defines the values that can be registered without a state_dict: values with parts, and variables of any value."""
 
 from __future__ import annotations
 

@@ -37,9 +37,10 @@ class Target(NamedTuple):
 class LocalDisturber:
     """Ends the trainer by a kill or a notice, at a random moment after the commit of each target.
 
-    Near a target, and while commits are frequent, the trainer runs in slices of milliseconds, and the disturber ends it
-    between two slices. Therefore a fast recipe cannot pass the target, even on a busy machine. A kill waits until steps
-    after the newest commit are known, because an earlier kill proves less. The slices do not change results.
+    The trainer runs in slices, with a pause after each slice, and the disturber ends the trainer in a pause. Slices are
+    short near a target, and while commits are frequent. Therefore a fast recipe cannot pass the target, even on a busy
+    machine. A kill waits until steps after the newest commit are known, because an earlier kill proves less. The slices
+    do not change results.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ def csv_facts(path: Path, *, name: str, reading: Reading) -> FileFacts:
 
 @dataclass
 class _Pattern:
-    """The number of a column's cells in one notation, and the first cell in another notation."""
+    """Counts the cells of a column that have one notation. Also contains the first cell with another notation."""
 
     regex: str
     words: str

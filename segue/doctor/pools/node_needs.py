@@ -113,7 +113,7 @@ _SPOT_LABELS = (
 
 
 def most_grace_seconds(needs: NodeNeeds) -> tuple[float, str]:
-    """Return the longest grace period in seconds on the required nodes, and the name of the type of node.
+    """Return the longest grace period of the required nodes in seconds, and the type of these nodes.
 
     If the required nodes are not spot nodes, the grace period is inf.
     """

@@ -1,8 +1,8 @@
 """Lists the stores of the runs on a Prefect server, from one Variable per store and from parameters of flow runs.
 
-Parents keep the Variable of their store up to date. If a server loses its database, it has the Variable again within a
-minute. A store has no Variable if its parents died too early or have an older version. Segue then learns of the store
-from the parameters of flow runs.
+Parents keep the Variable of their store up to date. If a server loses its database, a parent writes the Variable again
+within a minute. A store has no Variable if its parents died too early or have an older version. Segue then learns of
+the store from the parameters of flow runs.
 """
 
 from __future__ import annotations

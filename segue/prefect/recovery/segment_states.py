@@ -94,8 +94,8 @@ def settle_left(
     """Set the missed states of segments that no parent will check. Return texts about successes and texts about
     failures.
 
-    The function skips some runs of the store `spec`. A run with a parent record and only one segment to check is
-    skipped, if no API outage ended this segment.
+    The function skips some runs of the store `spec`. A run is skipped if it has a parent
+    record and only one segment to check, and if no API outage ended this segment.
     """
     by_run: defaultdict[str, list[FlowRun]] = defaultdict(list)
     for run in _unsettled(client, now=clock.now()):

@@ -24,7 +24,7 @@ _EMPTY = "Finished in state Completed()"
 
 
 def quieten() -> None:
-    """Drop the lines that `keeps` rejects from this process's logs of flow runs and task runs."""
+    """In the logs of flow runs and task runs of this process, keep only the lines that `keeps` accepts."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logger = logging.getLogger(name)
         if keeps not in logger.filters:

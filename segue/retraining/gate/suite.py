@@ -114,7 +114,7 @@ def _columns_of(entry: dict[str, Any]) -> tuple[str, ...] | None:
 
 
 def starter_suite(columns: Columns, *, name: str) -> Entry:
-    """Return a suite whose expectations these rows meet, as a draft: columns, nulls, ranges, sets, uniqueness.
+    """Return a draft of a suite that these rows pass: columns, nulls, ranges, sets, uniqueness.
 
     The function reads every row, one column at a time.
 

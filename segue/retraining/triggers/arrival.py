@@ -53,7 +53,7 @@ def key_of(chosen: Chosen, listed: Sequence[Listed]) -> str:
 
 
 def reason_of(files: str, models: Models, *, before: datetime | None = None) -> str:
-    """Return a key of the files of a window and of the newest slot, or of the newest slot before `before`.
+    """Return a key that identifies the files of a window and the newest slot (before `before`, if given).
 
     The same files can cause another slot under a new key, if files of an earlier slot are restored or a slot was
     skipped.

@@ -1,4 +1,4 @@
-"""Computes the drift of the data in service from the data of the version in service.
+"""Compares the data in service with the data of the version in service, and computes the drift.
 
 The data of a version is the data on which the version was trained and evaluated.
 """

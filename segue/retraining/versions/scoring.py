@@ -141,7 +141,8 @@ def scores_of(
 
 @dataclass
 class NanPredictions:
-    """Number of rows with nan in a model's outputs. A score may hide nan, because the argmax of nan is a number."""
+    """Number of rows with nan in a model's outputs. A score can be finite although outputs are nan, because the argmax
+    of nan is a number."""
 
     rows: int = 0
 
