@@ -38,7 +38,7 @@ def recover(stores: list[StoreSpec] | None = None, *, take_over: bool = False) -
 
 
 def _end_late_starts(client: SyncPrefectClient) -> None:
-    """End late starts, which accumulate while no worker runs. A late start would also end soon after its own begin."""
+    """End late starts, which accumulate while no worker runs. Each late start would also end itself."""
     own, due = deployment.id, flow_run.scheduled_start_time
     if own is None or due is None:
         return

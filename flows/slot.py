@@ -148,7 +148,7 @@ class SlotRunner:
             return _superseded(start.run.run_id)
 
     def _begun_before(self, known: SlotState | None) -> SlotStart | None:
-        """Return the recorded start that a slot continues with the same window and run.
+        """Return the recorded start of a slot. The slot continues this start, with the same window and run.
 
         If the slot has no start, or ended without a checkpoint, return None. It then begins from scratch.
         """

@@ -117,7 +117,8 @@ def _history_of(spec: RunSpec) -> History | None:
 
 
 def _await_end(spec: RunSpec) -> None:
-    """Wait for the end of a run whose other parent `recover` started after an earlier flow run died."""
+    """Wait for the end of a run that another parent trains. `recover` started this parent after an earlier flow run
+    died."""
     runlog, clock = open_log(spec), parent_clock()
     while not as_parent(lambda: read_history(runlog), what="log").is_over:
         clock.sleep(_LOOK_SECONDS)

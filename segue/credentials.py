@@ -82,7 +82,7 @@ _TOKEN_OF |= {"comet", "vault", "npm", "pypi", "registry", "influx", "prefect", 
 """Words before `token` in the names of secrets. `pad_token` and `eos_token` are not secrets."""
 _NAMES_OF_OTHERS = {"file", "path", "dir", "folder", "name", "arn", "env", "var", "variable", "column", "field"}
 _NAMES_OF_OTHERS |= {"profile", "length", "size", "dim", "provider", "scope", "manager", "type", "kind", "ref"}
-"""Last words of names whose values describe a secret, such as the path of its file, but are not secret."""
+"""Last words of names that are not secret. Their values describe a secret, for example the path of its file."""
 _PASSWORDS = ("password", "passwd", "passphrase", "pass", "pwd")
 _NO_PASSWORDS = {"none", "null", "true", "false", "prompt", "required", "optional", "undefined"}
 
@@ -250,7 +250,7 @@ def _words_of(name: str) -> list[str]:
 def is_secret(name: str, value: object) -> bool:
     """Whether the value of a field with a secret's name may itself be a secret.
 
-    A secret is long enough, and is not a reference to a secret.
+    A short value is not a secret, and a reference to a secret is not a secret.
     """
     is_password = name.lower().rstrip("s").endswith(_PASSWORDS)
     if is_password and isinstance(value, int) and not isinstance(value, bool):
@@ -289,7 +289,7 @@ def _found(path: str, value: object) -> Iterator[str]:
 
 
 def _found_in_list(path: str, values: Sequence[object]) -> Iterator[str]:
-    """Yield the problems in a list, which is a command with options, or several values of one field."""
+    """Yield the problems in a list. The list is a command with its options, or contains several values of one field."""
     name, before = ".".join(path.split(".")[-2:]), ""
     for number, value in enumerate(values):
         option, equals, given = str(value).partition("=") if isinstance(value, str) else ("", "", "")

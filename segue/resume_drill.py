@@ -68,7 +68,7 @@ def drill(
 
     `recipe` has the form package.module:function, and is imported from the current folder. The function gets `config`.
     Both runs use separate processes and a temporary folder. The call blocks until both runs have ended.
-    `DrillReport.passed` tells whether the drill passed.
+    `DrillReport.passed` shows whether the drill passed.
 
     Raises:
         SpecError, RecipeError: the drill cannot run with these arguments. Nothing was started.
@@ -204,7 +204,7 @@ def _of_folder(*runs: RunSpec) -> tuple[str, ...]:
 
 
 def _with_noise(report: DrillReport, reference: RunSpec, *, clock: Clock) -> DrillReport:
-    """Return the report with evidence from replays of the undisturbed run: do the final states differ only by noise?"""
+    """Replay steps of the undisturbed run, and add to the report whether the final states differ only by noise."""
     if reference.recipe is None or report.unreproducible is not None:
         return report
     runlog = open_log(reference, clock=clock)

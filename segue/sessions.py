@@ -48,7 +48,7 @@ class Session:
     def goal(self) -> int | None:
         """The step at which the run ends.
 
-        If this step is unknown, or outside a segment, the value is None.
+        Outside a segment, or if this step is unknown, the value is None.
         """
         return self._host.goal
 

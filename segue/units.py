@@ -64,7 +64,7 @@ def size(count_bytes: float) -> str:
 
 
 def later(moment: datetime, seconds: float) -> datetime:
-    """Return the moment that is `seconds` later, within ten years before or after `moment`."""
+    """Return the moment that is `seconds` later. The result is at most ten years before or after `moment`."""
     return moment + timedelta(seconds=within(seconds, least=-MOST_SECONDS, most=MOST_SECONDS))
 
 

@@ -177,8 +177,8 @@ def start_triggered(spec: RetrainSpec, *, now: datetime) -> tuple[str, ...]:
     idempotency key.
 
     Raises:
-        OrchestratorError: the retraining has no deployment, so the next look starts the flow runs; or the flow run of a
-            slot ended five times, so the slot has failed.
+        OrchestratorError: the retraining has no deployment, and the next check tries again; or the flow run of a slot
+            ended five times, and the slot has failed.
     """
     log = _log(spec)
     waiting = unstarted(log.read(), now=now)

@@ -34,7 +34,7 @@ class Cloud:
     grace_seconds: int
     """Longest grace period in seconds of a pod on a spot node that the cloud takes back."""
     accelerator_label: str
-    """Label that only nodes with accelerators have, and all of them."""
+    """Label that all nodes with accelerators have, and no other nodes."""
     store_extra: str
     """The extra of segue that images need for the object store of this cloud."""
     notices: tuple[str, ...]

@@ -39,7 +39,8 @@ from segue.prefect.refused_requests import repeat_refused_requests
 
 PARENT_ENTRYPOINT = "segue.flows.train.train"
 _USUAL_COMMANDS = (None, "python -m prefect.engine")
-"""Commands of ordinary parents: None, as in Prefect's own template, and the command of segue's templates."""
+"""The command of an ordinary parent is None in Prefect's own template, and `prefect.engine` in
+segue's templates."""
 
 
 class ProcessJob(NamedTuple):

@@ -58,7 +58,7 @@ def costs(
     endpoint_url: Endpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Show what the runs of a store have cost: time on spot and on-demand, and money, with what trains now.
+    """Show the costs of the runs of a store: time on spot, time on on-demand, money, and what trains now.
 
     The cost of an attempt is the time from its claim to its end, multiplied by the price in its decision.
     """

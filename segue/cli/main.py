@@ -46,7 +46,7 @@ _COMMANDS = {
     ),
     "costs": (
         "costs:costs",
-        "Show what the runs of a store have cost: time on spot and on-demand, and money, with what trains now.",
+        "Show the costs of the runs of a store: time on spot, time on on-demand, money, and what trains now.",
     ),
     "pools": (
         "pools:pools",

@@ -51,7 +51,7 @@ def completed(page: str) -> str:
 
 
 def _put(table: str, page: str, *, at: str) -> str:
-    """Return the page with the table in place of the match.
+    """Return the page with the table at the place that the pattern `at` matches.
 
     The replacement argument is a function, because a table may contain backslashes.
     """

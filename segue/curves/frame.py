@@ -77,7 +77,7 @@ def curve_frame(runlog: RunLog, history: History) -> pd.DataFrame:
 
 
 def steps_of_lineage(history: History) -> dict[str, tuple[int, int]]:
-    """Return the step before the first and the last step of each attempt in the newest checkpoint's lineage."""
+    """Return the step before the first step, and the last step, of each attempt in the newest checkpoint's lineage."""
     spans: dict[str, tuple[int, int]] = {}
     checkpoint = history.newest
     while checkpoint is not None:

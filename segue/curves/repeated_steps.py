@@ -48,7 +48,7 @@ class _Record(NamedTuple):
     def of(
         cls, row: Any, lr: float, *, by: str, attempt_id: str, here: Environment, there: Environment, fork: int
     ) -> Self:
-        """Return the record from a row of another attempt or of a witness.
+        """Make the record from a row, which is from another attempt or from a witness.
 
         `here` and `there` are the environments of the two records.
         """

@@ -49,7 +49,7 @@ def resume_point_of(
     """Return the newest resume with a verdict of the given segment and attempt. If both are None, search the whole run.
 
     The result has at most `steps` steps on each side. A broken resume committed nothing, so the curve does not contain
-    its steps. In this case, the steps come from the record of the verdict.
+    its steps. The steps of a broken resume come from the record of the verdict.
 
     Raises:
         NoResumeError: the requested resume does not exist, or has no verdict.

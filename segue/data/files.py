@@ -247,7 +247,8 @@ def _why(error: BaseException) -> str:
 
 @contextmanager
 def _temporary(folder: Path) -> Iterator[IO[bytes]]:
-    """Provide a new file in this folder. The end of the block removes the file if the block did not rename it."""
+    """Provide a new file in this folder. If the block does not rename the file, the file is removed at the end of the
+    block."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".copying-", delete=False) as copy:
         try:
             yield copy

@@ -243,7 +243,8 @@ _BEFORE_THE_JOIN = 100
 
 _workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 _ended_at_exit: set[int] = set()
-"""Ids of processes with a finalizer that kills the workers. A child process inherits this set, but no finalizers."""
+"""Ids of the processes that have a finalizer. The finalizer kills the workers. A child process inherits this set, but
+no finalizers."""
 
 
 class Loader(DataLoader[Any]):

@@ -107,7 +107,7 @@ class LoaderPasses:
 
 class _DrawnBatch(NamedTuple):
     number: int
-    """The batch's number in the run, which combines the number of the pass and the batch's number in the pass."""
+    """The batch's number in the run, computed from the number of the pass and the batch's number in the pass."""
     drawn: Any
     """The value that the sampler drew: an index, or a list of indices."""
 

@@ -23,7 +23,8 @@ from segue.stores.base import StoreReadError
 
 
 def refuse_changed_code(runlog: RunLog, spec: RunSpec, build: Build | None) -> None:
-    """Compare the code that `build`, or a program's command, uses with the code of the run's newest checkpoint.
+    """Compare two versions of the code of `build` or of a program's command: the present code, and the code of the
+    run's newest checkpoint.
 
     The function compares only names that exist on both sides, because the contents of objects are unknown before
     `build` is called. It compares nothing if the change was accepted, if the config changed too, if Python has another

@@ -171,8 +171,8 @@ def no_progress(doing: str) -> None:
 def _arriving_whole(target: Path) -> Iterator[Path]:
     """Provide a folder beside the target.
 
-    After the block, the folder gets the target's name as soon as its files are durable. After an error, the folder is
-    removed.
+    At the end of the block, the files are made durable, and then the folder is renamed to the target. After an error,
+    the folder is removed.
     """
     staging = target.with_name(f".{target.name}.unfinished-{uuid.uuid4().hex[:8]}")
     try:
@@ -224,13 +224,14 @@ def _data_position(checkpoint: Checkpoint, spec: RunSpec | None) -> dict[str, An
         "order": (
             "The order of the samples is a function of (seed, epoch, samples_seen) and of the recipe's DataLoader: "
             "the number of samples, batch_size, shuffle and drop_last. samples_seen counts all samples of all "
-            "steps up to this one. The quotient of samples_seen and the number of samples in one epoch is the epoch, "
-            "and the rest is the place in the epoch. Without shuffle, the place is the sample id. With shuffle, the "
-            "id is a keyed bijection of the place: a balanced Feistel network of 6 rounds over the next power of four, "
-            "with keys that splitmix64 mixes from seed and epoch, applied again until the id is below the number of "
-            "samples. The function is segue.data.order.shuffled(), which needs only numpy; torch.manual_seed does not "
-            "give this order. A sampler of the recipe's own is drawn once for each epoch, as in segue.data.sampled. In "
-            "DataLoader workers, the random streams are seeded again for each batch, from seed and samples_seen."
+            "steps up to this one. If samples_seen is divided by the number of samples in one epoch, the quotient is "
+            "the epoch, and the remainder is the place in the epoch. Without shuffle, the place is the sample id. "
+            "With shuffle, the id is a keyed bijection of the place: a balanced Feistel network of 6 rounds over the "
+            "next power of four, with keys that splitmix64 mixes from seed and epoch, applied again until the id is "
+            "below the number of samples. The function is segue.data.order.shuffled(), which needs only numpy; "
+            "torch.manual_seed does not give this order. A sampler of the recipe's own is drawn once for each epoch, "
+            "as in segue.data.sampled. In DataLoader workers, the random streams are seeded again for each batch, "
+            "from seed and samples_seen."
         ),
     }
 

@@ -222,7 +222,7 @@ def _write_torch(folder: Path, name: str, stem: str, tree: Any) -> tuple[str, ..
 
 
 def _write_model(folder: Path, name: str, stem: str, tree: Any) -> tuple[str, ...]:
-    """Write the files of the model, in which tensors have the names from the model's state dict."""
+    """Write the files of the model. Each tensor has its name from the model's state dict."""
     state = tree["state"]
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
     others = {
@@ -261,7 +261,7 @@ def _write_safetensors(folder: Path, stem: str, skeleton: Json, tensors: dict[st
 
 
 class OwnFolder(NamedTuple):
-    """The bytes of the folder's files by path, and the path in the folder of each file of the best model."""
+    """The bytes of the folder's files, by path. For each file of the best model, also its path in the folder."""
 
     files: Mapping[str, torch.Tensor]
     best: Mapping[str, str]

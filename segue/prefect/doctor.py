@@ -179,7 +179,8 @@ class Pools:
 
     @cached_property
     def with_nodes(self) -> list[PoolState]:
-        """The pools of the segments. A pool that needs nodes with certain labels includes the nodes of the cluster."""
+        """The pools of the segments. If a pool needs nodes with certain labels, its state contains the nodes of the
+        cluster."""
         return with_nodes(self.of_segments)
 
     @property

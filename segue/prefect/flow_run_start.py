@@ -23,7 +23,7 @@ _ASK_SECONDS = 10.0
 _LONG_PENDING = timedelta(minutes=15)
 """If a flow run is Pending for longer than this time, segue reports a problem that needs a person."""
 _SAID_CHARACTERS = 300
-"""Maximum number of characters that are kept of a worker's message, and of the fix in the message."""
+"""Maximum number of characters of a worker's message, and of the fix in the message. The rest is cut off."""
 _FIX = " Resolution: "
 """Text before the fix in a message from the observer of Prefect's Kubernetes worker."""
 
@@ -67,8 +67,8 @@ class StartTimes:
     """Measures for how long flow runs have been starting. No method waits for the API.
 
     The start of a flow run begins when a worker takes the flow run. The time in which the pod or task of the flow run
-    waits for a machine or an image does not count. After such a wait, the start begins again when the machine runs the
-    pod or task.
+    waits for a machine or an image does not count. After this wait, segue measures the start again, from the moment at
+    which the pod or task runs.
     """
 
     def __init__(self, messenger: Messenger) -> None:

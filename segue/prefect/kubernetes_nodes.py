@@ -45,8 +45,8 @@ def _asks_for_nodes(state: PoolState) -> bool:
 def read_nodes(*, limit_seconds: float = _ANSWER_SECONDS) -> Nodes:
     """Read the nodes of the cluster of KUBECONFIG, or of the cluster of this pod. The function raises no exception.
 
-    The function returns within `limit_seconds`, even if a plugin for credentials hangs. If the limit ends the wait, the
-    thread of the request continues to run.
+    The function returns within `limit_seconds`, even if a plugin for credentials hangs. If the request takes longer,
+    its thread continues to run.
     """
     found: list[Nodes] = []
     asking = threading.Thread(target=lambda: found.append(_asked()), name="segue-nodes", daemon=True)
@@ -78,7 +78,7 @@ async def _read() -> tuple[Mapping[str, str], ...]:
 
 
 def _require_file(paths: str) -> None:
-    """Raise FileNotFoundError if no file exists. Without this check, the client would also print a line."""
+    """Raise FileNotFoundError if no file exists. This check prevents a line that the client would print."""
     if not any(Path(path).expanduser().exists() for path in paths.split(os.pathsep) if path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), paths)
 

@@ -53,7 +53,7 @@ def parent_clock() -> Clock:
 
 
 def as_parent(ask: Callable[[], T], *, what: str) -> T:
-    """Call `ask` and return its result. While the store fails, retry on the parent's clock, and attempts keep training.
+    """Call `ask` and return its result. While the store fails, retry on the parent's clock. Attempts continue to train.
 
     Raises:
         StoreReadError, StoreWriteError: the store still fails after 15 minutes. Recovery then starts the parent again.

@@ -246,8 +246,8 @@ class PrefectOrchestrator:
         return key
 
     def _set_state(self, handle: str, state: State[Any], *, unless_begun: State[Any] | None = None) -> None:
-        """Set the state of a flow run that has not ended. If no worker has taken the flow run, set `unless_begun`
-        instead.
+        """Set the state of a flow run that has not ended. If no worker has taken the flow run, set the state
+        `unless_begun` instead.
         """
         if handle in self._pending:
             self._messenger.withdraw(self._pending.pop(handle))

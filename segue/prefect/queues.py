@@ -42,7 +42,8 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _SHARED_SECONDS = 60.0
-"""Highest age in seconds of a pool's limit that another parent of this process has read, for a waiting attempt."""
+"""For a waiting attempt, segue may use a pool's limit that another parent of this process has read. Highest age of such
+a limit, in seconds."""
 
 # Keys: the URL of the API and the name of the deployment.
 _limits: SharedReadings[Limit] = SharedReadings(period_seconds=_SHARED_SECONDS)

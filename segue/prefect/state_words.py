@@ -57,7 +57,7 @@ class Word(StrEnum):
 
     @property
     def old_name(self) -> str:
-        """The name of a state with this word in older versions of segue, in which the word was the state's name."""
+        """The name that this state has in older versions of segue, where the word was the state's name."""
         # In the older versions, a late run was Completed, like a run on time.
         return "CompletedLate" if self is Word.LATE else self.title().replace(" ", "")
 

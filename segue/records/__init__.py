@@ -1,7 +1,7 @@
 """Defines records. A record is a frozen value that reaches disk or another process.
 
-A `Record` is a whole document with a schema version. A `Value` is a part of a record. Both refuse unknown fields,
-because a setting in a silently dropped field would have no effect.
+A `Record` is a whole document with a schema version. A `Value` is a part of a record. A record with unknown fields is
+refused, because a setting in a dropped field would have no effect.
 """
 
 from __future__ import annotations

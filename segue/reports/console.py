@@ -46,7 +46,7 @@ def show_json(value: Mapping[str, Any]) -> None:
 def progress(first: str, *, console: Console = errors) -> Iterator[Say]:
     """Show the progress of a block of work.
 
-    The block calls the yielded function with the name of each step at its begin.
+    When a step begins, the block passes the name of the step to the yielded function.
 
     On a terminal, one line shows the newest step and the time. The line disappears at the end of the block. In a file
     or pipe, each step gets its own line, and a long step gets a further line every 15 s. All lines go to standard

@@ -44,12 +44,12 @@ class RunView:
     waiting: str | None = None
     """A text about what an attempt without a machine waits for.
 
-    If there is no attempt without a machine, the value is None.
+    If no attempt waits, the value is None.
     """
     store_trouble: str | None = None
     """The reason why the parent cannot read the store.
 
-    If there is a reason, the other values of the view are older than `now`.
+    If the store cannot be read, the other values of the view are older than `now`.
     """
     clock_trouble: str | None = None
     """The reason why the run does not use a clock."""
@@ -60,7 +60,7 @@ class RunView:
     """
 
     def at(self, now: datetime, *, store_trouble: str) -> RunView:
-        """Return a copy of this view for a later moment at which the store cannot be read."""
+        """Return a copy of this view for the moment `now`, at which the store cannot be read."""
         return replace(self, now=now, store_trouble=store_trouble)
 
     @property

@@ -179,7 +179,7 @@ def _comparison(metric: str, pair: _Pair, weights: _Resamples, groups: Sequence[
 
 
 class _Resamples(NamedTuple):
-    """The number of times that each resample draws each unit of rows."""
+    """Resamples of the rows: how often each resample draws each unit of rows."""
 
     unit_of: npt.NDArray[np.int64]
     """The unit of each row."""

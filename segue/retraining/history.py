@@ -145,7 +145,7 @@ class Models:
         """Return the data of all open slots and of the newest slot that is done, by slot.
 
         The returned data needs no further slot. Data of earlier slots needs a further slot, for example if files are
-        restored to an older content. If `but` is a slot of the past, the result also has the newest slot that was done
+        restored to an older content. If `but` is an earlier slot, the result also contains the last slot that was done
         before `but`.
         """
         slots = [state for state in self.slots.values() if state.slot != but and (state.is_open or state.is_done)]

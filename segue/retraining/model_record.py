@@ -167,7 +167,7 @@ class Candidate(Record):
 
 
 class Choice(Record):
-    """A person's choice of an earlier version, or of a version that was not promoted, to put into service."""
+    """A person's choice to put an earlier version into service, or a version that was not promoted."""
 
     kind: Literal["choice"] = "choice"
     version: int = Field(ge=1)
@@ -208,7 +208,7 @@ class Trigger(Record):
     kind: Literal["trigger"] = "trigger"
     slot: AwareDatetime
     cause: Cause
-    key: str = Field(description="Hash of the cause. Two checks that find the same files have the same hash.")
+    key: str = Field(description="Hash of the cause. If two checks find the same files, their hashes are equal.")
     why: str
 
 

@@ -130,7 +130,7 @@ class ModelsLog:
         now: datetime,
         only_if: Callable[[Models], bool] = lambda _: True,
     ) -> Trigger | None:
-        """Request a slot at the second of `now`, or at the next free second. Each key gets only one slot.
+        """Request a slot. Its time is `now` in whole seconds, or the next free second. Each key gets only one slot.
 
         Return None if `only_if` is false for the state at the time of the write. For example, another process may have
         begun a slot or changed the version in service.

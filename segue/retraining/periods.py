@@ -103,7 +103,8 @@ def _later(moment: datetime, minutes: int) -> datetime:
 
 
 def _hour_begin(moment: datetime) -> datetime:
-    """Return the first minute of a moment's hour with the same UTC offset, which is after any change of the clocks."""
+    """Return the first minute of the hour of `moment`. If the clocks changed in this hour before `moment`, return the
+    first minute after the change."""
     hour = moment.replace(second=0, microsecond=0)
     earlier = (_later(hour, -minutes) for minutes in range(hour.minute, 0, -1))
     return next((begin for begin in earlier if _same_hour(begin, hour)), hour)

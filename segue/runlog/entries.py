@@ -246,7 +246,7 @@ class SpendingEntry(Entry):
 
 
 class PoolsEntry(Entry):
-    """Measurements of this run's pools by other runs of the store. Decisions use these measurements as a prior."""
+    """What other runs of the store measured on the pools of this run. Decisions use these measurements as a prior."""
 
     kind: Literal["pools"] = "pools"
     seen: SeenPools

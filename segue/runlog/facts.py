@@ -98,7 +98,7 @@ class History:
     prices: PricesEntry | None = None
     """The newest prices from the price source that the run spec names."""
     seen_pools: SeenPools = SeenPools()  # noqa: RUF009 - frozen
-    """Measurements of the run's pools by other runs of the store, from the beginning of this run."""
+    """What other runs of the store measured on the pools of this run, as known at the beginning of this run."""
     spending: SpendingEntry | None = None
     """The newest spending entry."""
     handover: HandoverEntry | None = None
@@ -108,7 +108,8 @@ class History:
     is_over: bool = False
     """Whether a decision ended the run and no person has opened the run again."""
     stop: DecisionEntry | None = None
-    """A person's request to stop the run since the run was last opened. The value is None without such a request."""
+    """A person's stop request that is newer than the last opening of the run. The value is None without such a
+    request."""
     stop_slot: int | None = None
     fresh_from: int = 0
     earlier_plans: frozenset[tuple[int, int]] = frozenset()

@@ -47,7 +47,7 @@ def entry_id_in(data: bytes) -> str | None:
 
 
 def in_whole_characters(value: object) -> object:
-    """Return the value with a replacement for each half of a character in its texts."""
+    """Return the value with valid Unicode in its texts: a `?` replaces each incomplete character."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):

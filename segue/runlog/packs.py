@@ -7,9 +7,9 @@ damaged when the pack was written.
 A pack cannot hide newer records, because newer records are listed and read as usual. A pack is never used for another
 log. The key of the pack contains the id of the first record, and this id is read from the log itself. A log may also
 have been restored from a backup. A reader therefore compares the last record of each pack with the same record in the
-log. The id of this record is unique, and its writer had read all earlier records. If the two last records are equal,
-all records of the pack are therefore equal to the log. If a pack is missing, damaged or of another state of the log,
-reading the log only takes more requests.
+log. The id of this record is unique, and its writer had read all earlier records. If these two records are equal, all
+records of the pack are therefore equal to those of the log. If a pack is missing, damaged or of another state of the
+log, reading the log only takes more requests.
 """
 
 from __future__ import annotations

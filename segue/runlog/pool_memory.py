@@ -1,10 +1,10 @@
 """Stores the memory of a store's pools: one small object with all observations of pools and machines by the store's
 runs.
 
-Each change writes the next number with `put_if_absent`. If several runs add observations at the same time, one run
-wins. The other runs read the winner's object and add to it. Readers use the object with the highest number. Adding the
-same observations again changes nothing. A crash between the write and the deletion of older objects leaves objects that
-the next change deletes.
+Each change writes an object with the next number, by `put_if_absent`. If several runs add observations at the same
+time, one run wins. The other runs read the winner's object and add to it. Readers use the object with the highest
+number. Adding the same observations again changes nothing. A crash between the write and the deletion of older objects
+leaves objects that the next change deletes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from segue.stores.base import Store, StoreWriteError
 log = logging.getLogger(__name__)
 
 MOST_INTERVALS, MOST_STARTS, MOST_MACHINES, MOST_POOLS = 100, 20, 100, 50
-"""Maximum number of the newest intervals, starts and machine observations of a pool, and maximum number of pools."""
+"""Maximum number of pools, and of the newest intervals, starts and machine observations that are kept for a pool."""
 _MOST_IN_LOG = 30
 """Number of intervals of each pool that a run copies into its log, the newest first.
 
-Decisions give all intervals of other runs together at most the weight of four intervals.
+In a decision, the intervals of other runs together have at most the weight of four intervals.
 """
 _TRIES = 5
 _KEPT = 2

@@ -146,7 +146,7 @@ class LogReader:
         self.read_damaged_again([number for number in damaged if number not in self._surely_damaged])
 
     def _list_from(self, number: int) -> dict[int, int]:
-        """Return the sizes in bytes of the records from this slot on, by slot."""
+        """Return the size in bytes of each record, from this slot on. The key is the slot."""
         after = keys.log_key(self._run_id, number - 1) if number > 0 else None
         listed = self.store.list_objects(keys.log_prefix(self._run_id), after=after)
         slots = ((keys.slot_of(item.key), item.size_bytes) for item in listed)

@@ -1,8 +1,8 @@
 """Signs and verifies records. Each signature covers the run, the log, the slot, and the hash of the previous record.
 
 Without the key, nobody can therefore change a record, copy a record to another slot, or insert a record. The log alone
-does not show whether records are missing at its end. Only a process that has read these records, or knows the length of
-the log, detects this.
+does not show whether records are missing at its end. A process detects that records are missing only if it has read
+them before, or knows the length of the log.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class SignatureChain:
         self._log_id = ""
         self._hashes: dict[int, str] = {}
         self._followed: dict[int, tuple[int, str]] = {}
-        """For each slot: the later slot whose record names it as previous slot, and the hash in the later record."""
+        """For each slot, the later slot whose record names this slot as its predecessor, and the hash in that
+        record."""
 
     @property
     def is_signed(self) -> bool:

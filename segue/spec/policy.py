@@ -34,8 +34,8 @@ class PolicySpec(FiniteValue):
         # Left out if it is not set: older versions refuse a record with a field that they do not know.
         exclude_if=lambda seconds: seconds is None,
         description="Longest time in seconds without a spot machine, after which a run without a deadline uses "
-        "on-demand; None: no limit. With `handover`, the run moves back as soon as a spot machine has booted. With a "
-        "deadline, the rule of the policy counts instead.",
+        "on-demand; None: no limit. With `handover`, the run moves back as soon as a spot machine has booted. If the "
+        "run has a deadline, this value has no effect.",
     )
     handover: bool = Field(
         True,

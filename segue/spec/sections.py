@@ -250,7 +250,7 @@ class SegmentSpec(FiniteValue):
     """
 
     steps: int | None = Field(
-        None, gt=0, description="Segments end at each multiple of this number of steps; None: no end by steps."
+        None, gt=0, description="Segments end at each multiple of this number of steps; None: no limit in steps."
     )
     epochs: int | None = Field(
         None, gt=0, description="Segments end after this number of epochs; None: no end by epochs."

@@ -220,7 +220,8 @@ class HasRules(Protocol):
 
 @runtime_checkable
 class Refreshable(Protocol):
-    """A store with a second way to read, which gives correct bytes after a fault changed bytes in a read."""
+    """A store with a second way to read. If the first way gives damaged bytes, the second way gives the bytes as
+    stored."""
 
     def afresh(self) -> Store:
         """Return this store for repeated reads, which bypass the page cache or use new connections."""

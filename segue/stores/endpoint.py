@@ -51,7 +51,7 @@ def is_payload_exposed(endpoint_url: str | None) -> bool:
 
 
 def checked_endpoint(url: str, endpoint_url: str | None) -> str | None:
-    """Return the endpoint, if it is safe although the cloud's request signatures do not cover the bytes.
+    """Return the endpoint, if it is safe. The cloud's request signatures do not protect the bytes.
 
     Raises:
         StoreUnreachableError: the endpoint is not a URL, or uses `http://` and is not on this machine.

@@ -15,6 +15,6 @@ _OWN = random.Random()
 
 
 def use_own_random_stream() -> None:
-    """Make google-auth draw from the separate stream in this process. Repeated calls are permitted."""
+    """Make google-auth draw from a separate random stream in this process. Repeated calls are permitted."""
     module: Any = google.auth._exponential_backoff
     module.random = _OWN

@@ -73,7 +73,7 @@ class ObjectStore(ABC):
     cloud: ClassVar[str]
     """The name of the cloud, for messages."""
     variables: ClassVar[str]
-    """Pattern of the environment variables that obstore reads, for messages."""
+    """Names of the environment variables that obstore reads, as a pattern that messages show."""
 
     def __init__(self, *, bucket: str, prefix: str, endpoint_url: str | None) -> None:
         self.bucket, self.prefix = bucket, prefix.strip("/")

@@ -50,7 +50,7 @@ class Disturber:
         self._seen: tuple[str, float] | None = None
 
     def hits(self, history: History) -> dict[str, DisturbanceKind]:
-        """Return the disturbances that each ended an attempt on spot, in order, by the attempt's id.
+        """Return the disturbances that ended an attempt on spot, in order. The key is the id of the attempt.
 
         Raises:
             StoreReadError: the store could not be read.

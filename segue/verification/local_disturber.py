@@ -128,7 +128,7 @@ class LocalDisturber:
         return bool(self._made) and len(self._targets) % 2 == 0
 
     def hits(self, history: History) -> dict[str, DisturbanceKind]:
-        """Return the disturbances that each ended an attempt, by the attempt's id."""
+        """Return the disturbances that ended an attempt. The key is the id of the attempt."""
         named = ((attempt_id, made.kind, history.attempt_named(attempt_id)) for attempt_id, made in self._made.items())
         return {
             attempt_id: kind

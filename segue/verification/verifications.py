@@ -138,7 +138,7 @@ class VerificationsLog:
     def add(self, verification: Verification) -> tuple[Verification, ...]:
         """Record a verification, and return all verifications.
 
-        If the newest record of this scheduled time is equal, write no record.
+        If the newest record of this scheduled time has equal content, write no record.
 
         Raises:
             StoreWriteError, StoreReadError: it is not known whether the record was written. It is safe to call the

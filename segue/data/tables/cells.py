@@ -68,7 +68,7 @@ def exact_values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.
 def first_refused(cells: pa.Array, cast: Callable[[pa.Array], object]) -> int:
     """Return the index of the first cell for which `cast` raises an exception.
 
-    For the whole array, `cast` must raise an exception.
+    The caller knows that `cast` raises an exception for the whole array.
     """
     begin, end = 0, len(cells)
     while end - begin > 1:

@@ -1,4 +1,4 @@
-"""Runs all checks of whether segments can run on a run's pools. The module is pure.
+"""Checks whether segments can run on the pools of a run. The module is pure.
 
 `segue doctor` shows the results. A run also makes these checks before its first segment, and refuses to start if a
 check fails.

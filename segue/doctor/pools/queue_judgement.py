@@ -9,7 +9,7 @@ from segue.doctor.pools.pool_state import Limited, Needs, PoolState, of_limit
 def blocker(state: PoolState) -> str | None:
     """Return the reason why flow runs of the deployment do not start now.
 
-    If only a machine is missing, or nothing, return None.
+    If nothing is missing, or only a machine, return None.
     """
     results = (judge(state, Needs()) for judge in (paused, queue, workers, limits))
     return next((result.reason for result in results if result.outcome is not CheckOutcome.OK), None)

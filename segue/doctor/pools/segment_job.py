@@ -111,7 +111,7 @@ class PoolJob:
 
 
 def job_of(pool_type: str, configuration: Mapping[str, Any]) -> PoolJob:
-    """Return the job of a job configuration without open variables.
+    """Return the job of a job configuration, in which each variable has a value.
 
     The platform's defaults replace missing settings.
     """

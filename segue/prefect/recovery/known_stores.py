@@ -43,7 +43,7 @@ _KNOWN_FOR = timedelta(days=30)
 """Time after which segue forgets a store that no parent has used."""
 _TOUCHED_EVERY = timedelta(days=1)
 _OVERLAP = timedelta(hours=1)
-"""Overlap of two searches. A search also reads the flow runs of this time before the newest known flow run again."""
+"""Overlap of two searches. A search begins this much earlier than the newest known flow run."""
 _SOON = timedelta(minutes=1)
 """Tolerance for comparisons with the server's time, which has only whole seconds."""
 _PAGE = 200

@@ -58,7 +58,7 @@ def _between_next(client: SyncPrefectClient, deployment_id: UUID) -> float | Non
 
 
 def end_late_starts(client: SyncPrefectClient, deployment_id: UUID, *, due: datetime) -> None:
-    """Cancel the flow runs of a deployment that no worker has taken and that are more than `LATE` older than `due`.
+    """Cancel late flow runs of a deployment: no worker has taken them, and they were due more than `LATE` before `due`.
 
     Raises:
         httpx.HTTPError, PrefectHTTPStatusError: some flow runs were not cancelled; a retry is safe.

@@ -178,7 +178,8 @@ def _settle(client: SyncPrefectClient, runlog: RunLog, unsettled: list[FlowRun],
 
 
 def _agrees(shown: State | None, logged: State) -> bool:
-    """Whether a flow run's state agrees with the log. A state that a worker set after a process end means `Lost`."""
+    """Whether a flow run's state agrees with the log. If a worker set the state because a process ended, the state
+    means `Lost`."""
     if shown is None:
         return False
     is_same = (shown.type, shown.name, shown.message) == (logged.type, logged.name, logged.message)

@@ -38,7 +38,7 @@ def ticks(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datet
 
 
 def ticks_of_the_evening_before(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datetime, ...]:
-    """Return the ticks on the day before their scheduled day, because the clock skips the time after midnight.
+    """Return the ticks that come on the day before the scheduled day, because the clock skips the time after midnight.
 
     Raises:
         SpecError: the schedule is not a cron expression.

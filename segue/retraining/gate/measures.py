@@ -1,6 +1,6 @@
 """Computes segue's own measures of a window: likeness of the files, number of rows, age and drift.
 
-Each measure is a small frame with the expectations of retrain.toml.
+Each measure is a small frame. Expectations from retrain.toml check this frame.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Kind = Literal["numbers", "values", "other"]
 class ColumnProfile(FiniteValue):
     """The distribution of one column."""
 
-    kind: Kind = Field(description="Numbers, repeated values, or other; for other, no drift is computed.")
+    kind: Kind = Field(description="Numbers, repeated values, or other. Segue computes no drift for other.")
     rows: int = Field(ge=0)
     null_share: float = Field(ge=0, le=1)
     edges: tuple[float, ...] = Field((), description="Distinct quantiles of the numbers, in ascending order.")

@@ -1,6 +1,6 @@
 """Reads a suite of Great Expectations from its file, validates it, and groups its expectations by columns.
 
-The module also writes a first suite, whose expectations good data meets.
+From a table of good data, the module also writes a first suite that this data passes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Expectation(NamedTuple):
 
     @property
     def is_warning(self) -> bool:
-        """Whether the expectation stops no slot, because its severity is warning or info."""
+        """Whether a failure of the expectation stops no slot, because its severity is warning or info."""
         return str(getattr(self.made.severity, "value", self.made.severity)) in ("warning", "info")
 
 

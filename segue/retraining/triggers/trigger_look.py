@@ -191,8 +191,8 @@ class _Drift:
         return why, trigger, seen
 
     def _trained(self, models: Models, seen: Seen) -> tuple[datetime | None, Seen]:
-        """Return the newest slot, or the slot of the version in service, if this slot trained on the data of the
-        present window.
+        """Find out whether the newest slot, or the slot of the version in service, trained on the data of the present
+        window. If so, return this slot.
 
         Return None if neither slot did. The files are read only if their names and sizes equal those of one of these
         slots.
