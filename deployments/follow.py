@@ -34,7 +34,7 @@ _MOST_RESTARTS = 5
 """Maximum number of times that one command restarts the parent of its run."""
 
 Observer = Callable[[History, Heartbeat | None], str | None]
-"""A function that is called with each new state of the run. If it returns a text, the text is printed on the
+"""A function that is called with each new state of the run. If the function returns a text, the text is printed on the
 terminal."""
 
 

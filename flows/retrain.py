@@ -1,5 +1,5 @@
-"""Defines the flow `retrain`, which a schedule runs. It checks a slot's data, and trains and evaluates a candidate. If
-the candidate is better, it promotes the candidate."""
+"""Defines the flow `retrain`, which a schedule runs. The flow checks a slot's data, and trains and evaluates a
+candidate. If the candidate is better, the flow promotes the candidate."""
 
 from __future__ import annotations
 

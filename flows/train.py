@@ -149,7 +149,7 @@ def _conclude(spec: RunSpec, live: LiveRun, decision: Decision, *, has_resumed: 
 def _release_leftovers(spec: RunSpec) -> None:
     """Cancel the standbys and the requests of an ended run.
 
-    If this fails, only log the failure, because a standby or a start without a run ends by itself.
+    If the cancellation fails, only log the failure. Without a run, standbys and starts end by themselves.
     """
     try:
         runlog = open_log(spec).reload()

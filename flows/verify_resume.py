@@ -47,8 +47,8 @@ def verify_resume(
 ) -> Any:
     """Train `spec` twice on its own spot pools and store, disturb the second run, and compare the final states.
 
-    The run ids of the two runs contain the scheduled time. Therefore a flow run that starts again, or another flow run
-    with this time as its `slot`, continues the two runs. The disturbances come at random moments after the first
+    The run ids of the two runs contain the scheduled time. Therefore the two runs continue if this flow run starts
+    again, or if another flow run has this time as its `slot`. The disturbances come at random moments after the first
     commit: the trainer gets SIGKILL `kills` times and a notice `notices` times.
     """
     quieten()

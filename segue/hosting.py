@@ -125,7 +125,7 @@ class Host(Protocol):
 
 
 class Bare:
-    """The host outside an attempt. It counts the steps, and does not change the script's behaviour otherwise."""
+    """The host outside an attempt. The host only counts the steps. It does not change the script's behaviour."""
 
     is_active = has_ended_early = should_save = False
     goal = None

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class PolicyParameters:
-    """The declaration of one policy. Its fields are the policy's parameters, with their defaults."""
+    """The declaration of one policy. Each field is a parameter of the policy, with its default."""
 
     name: ClassVar[str]
     comes_back: ClassVar[bool] = False

@@ -127,8 +127,8 @@ class Recipe:
     after_step: Callable[..., None] | None = None
     """A function that segue calls with the global step after each optimizer step.
 
-    The function may update the objects in `extra`. If it has a parameter `metrics`, it also gets a dict of the step's
-    loss, the parts of the loss and the gradient norm.
+    The function may update the objects in `extra`. If the function has a parameter `metrics`, segue also passes a dict
+    of the step's loss, the parts of the loss and the gradient norm.
     """
     on_epoch: Callable[[int], None] | None = None
     """A function that segue calls after the last step of each epoch, with the number of the epoch.

@@ -76,8 +76,8 @@ class Session:
         The objects may be objects with `state_dict` and `load_state_dict` (modules, optimizers, schedulers, scalers,
         loaders with a state, your own), dicts of plain values (restored in place), and random generators of torch,
         NumPy and `random`. The global random streams of torch, NumPy and `random` are always tracked. A resumed run
-        restores all objects once more before the first step. This undoes any change that the script makes to a tracked
-        object between the call of `track` and the first step.
+        restores all objects once more before the first step. This restore undoes every change that the script makes to
+        a tracked object between `track` and the first step.
 
         Raises:
             SessionError: an object has no state that can be saved, a name is taken, or training has begun.
@@ -127,8 +127,9 @@ class Session:
         """Yield the numbers of `range(start, stop)` whose epochs the run has not finished yet.
 
         Each batch of `run.batches(loader)` inside the loop is one step. After a resume within an epoch, the loop begins
-        with this epoch, and the batches begin with the first unused batch. Before this batch, segue restores all state
-        once more. Therefore code before the inner loop runs again after a resume, but has no effect on tracked objects.
+        with this epoch, and the batches begin with the first unused batch. Before the first unused batch, segue
+        restores all state once more. Therefore code before the inner loop runs again after a resume, but has no effect
+        on tracked objects.
 
         Raises:
             SessionError: an epoch had no batch of `run.batches`, a step reported nothing, the range is empty, or the

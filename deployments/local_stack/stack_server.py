@@ -5,7 +5,7 @@ write, in one transaction that SQLite begins as a reader (DEFERRED). If another 
 the write, SQLite refuses the write at once, even with a busy timeout (https://www.sqlite.org/lang_transaction.html,
 "Read transactions versus write transactions"). The server then answers 503, and a worker or an engine waits for 2, 4,
 8, 16, 32 s. In this module, each transaction begins as a writer (IMMEDIATE), so SQLite lets it wait and never refuses
-it. Prefect itself does so for some transactions (`begin_transaction(..., with_for_update=True)`). A request may open a
+it. Prefect itself begins some transactions so (`begin_transaction(..., with_for_update=True)`). A request may open a
 second session within its transaction, for example for the event of a changed work queue. The second session does not
 begin as a writer, because it would wait for the first session.
 """

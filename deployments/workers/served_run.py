@@ -32,7 +32,7 @@ class ServedRun:
         self.ended: Future[int] = Future()
         """Future of the thread's exit code.
 
-        It is 1 if the engine failed, possibly without setting the state, and 0 if not.
+        The exit code is 1 if the engine failed (perhaps before it set the state), and otherwise 0.
         """
         self._flow_run_id, self._ending = flow_run_id, Ending()
         # The thread is a daemon, so a parent that waits for a store or a server does not keep the process alive. With

@@ -56,7 +56,7 @@ def has_digests(history: History) -> bool:
 def damaged_parts(runlog: RunLog, history: History, *, most_read: int | None = None) -> tuple[DamagedPart, ...]:
     """Return the damaged parts of the loss curve up to the newest checkpoint of `history`, the newest part first.
 
-    The function reads at most `most_read` of the newest parts. It looks up the other parts only in the store's listing.
+    The function reads at most `most_read` of the newest parts. For the other parts, it reads only the store's listing.
     It ignores parts from older versions of segue, because no manifest names these parts.
 
     Raises:

@@ -79,7 +79,7 @@ class CurvePart:
 class Curve:
     """The rows of this attempt's steps.
 
-    They are divided into parts, so that only the last part has to be stored again.
+    The rows are divided into parts, so that only the last part has to be stored again.
     """
 
     def __init__(self, **constants: Any) -> None:

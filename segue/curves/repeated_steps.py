@@ -37,7 +37,7 @@ class _Record(NamedTuple):
     allowed: float
     """Factor on the tolerances.
 
-    If all bits must be equal, the factor is 0. If any difference is permitted, the factor is infinite.
+    If all bits must be equal, the factor is 0. If every difference is permitted, the factor is infinite.
     """
     loss_before: float
     grad_norm_before: float
@@ -63,8 +63,8 @@ def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
     `frame` is the result of `curve_frame`. The columns are step, attempt_id, recorded_by, changes (the fields in which
     the environments differ), lr and lr_before. For each of loss, grad_norm and param_norm, four columns give the value,
     the value `_before`, their relative `_difference` and the `_allowed` difference. In equal environments, the allowed
-    difference is 0. In different environments, the verdict's tolerances apply for eight steps. After these steps, and
-    with another number of ranks, any difference is allowed (infinite). The learning rates must always be equal. After
+    difference is 0. In different environments, the verdict's tolerances apply for eight steps. After these steps,
+    or with another number of ranks, every difference is allowed (infinite). The learning rates must always be equal. After
     an accepted change of the recipe, the frame contains only records that the verdict found equal.
     """
     import pandas as pd

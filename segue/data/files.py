@@ -38,8 +38,8 @@ def is_remote(path: str) -> bool:
 def checked_copies(data: DataSpec) -> list[Path]:
     """Return the local paths of the run's files, in order, after a check of each file's hash against the spec.
 
-    A local file is not copied. A remote file is copied into the cache folder, and its hash becomes the name of the
-    copy. Other runs and later segments use this copy. Even after a crash, no copy with wrong content has this name.
+    A local file is not copied. A remote file is copied into the cache folder. The name of the copy is the hash of the
+    file. Other runs and later segments use this copy. Even after a crash, no copy with wrong content has this name.
 
     Raises:
         DataChangedError: the content of a file has changed since the run began.

@@ -137,7 +137,7 @@ class SampleOrder:
         return min(self.batch_size, left)
 
     def end_of_epoch(self, samples_seen: int) -> int:
-        """Return the position after the last sample of the epoch to which the next sample belongs."""
+        """Return the end position of the epoch that contains the next sample."""
         return (self.epoch_of(samples_seen) + 1) * self.samples_per_epoch
 
     def is_epoch_over(self, samples_seen: int) -> bool:
@@ -165,7 +165,7 @@ class SampleOrder:
         return any(skip.overlaps(samples_seen, length) for skip in self.skips)
 
     def left_out_of_next(self, batches: int, *, samples_seen: int) -> list[int]:
-        """Return the start positions of the skipped batches among the next `batches` batches after `samples_seen`."""
+        """Of the next `batches` batches after `samples_seen`, return the start positions of the skipped batches."""
         found: list[int] = []
         for _ in range(batches if self.skips else 0):
             if self.is_skipped(samples_seen):

@@ -19,7 +19,7 @@ DEFAULT_LIMIT_SECONDS = 60.0
 
 
 class CheckOutcome(StrEnum):
-    """The outcome of a check. `skipped` means that the doctor did not run the check, which is not the same as `ok`."""
+    """The outcome of a check. If the doctor did not run the check, the outcome is `skipped`, not `ok`."""
 
     OK = "ok"
     WARN = "warn"

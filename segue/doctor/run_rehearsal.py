@@ -35,7 +35,7 @@ def rehearse(subject: Subject, *, limit_seconds: float = LIMIT_SECONDS) -> Resul
     """Train a few steps and save them. Write the measured durations and sizes to `subject.rehearsed`.
 
     The rehearsal uses a separate prefix in the store, and deletes all objects of this prefix at the end. It uses
-    neither trackers nor metadata services. At the time limit, the rehearsal kills the trainer.
+    neither trackers nor metadata services. If the time limit is exceeded, the rehearsal kills the trainer.
     """
     assert subject.spec is not None
     absent = why_not_here(subject.spec, accelerators=subject.accelerators)

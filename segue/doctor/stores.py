@@ -172,7 +172,7 @@ def read_after_write(store: Store, scratch: Scratch) -> Result:
 
 
 def latency(store: Store, scratch: Scratch, *, liveness: LivenessSpec, clock: Clock) -> Result:
-    """Compare the heartbeat interval with the duration of a small durable put, because each heartbeat is such a put."""
+    """Compare the heartbeat interval with the time for the write of a heartbeat (a small durable put)."""
     key, seconds = scratch.new_key(), []
     try:
         for _ in range(_PUTS):

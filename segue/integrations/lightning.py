@@ -235,7 +235,7 @@ class KeptFiles:
         return copy
 
     def of(self, committed: Path, paths: dict[str, str]) -> dict[str, bytes | Path]:
-        """Return the copies of the best files, to be committed, by their names in the checkpoint.
+        """Return the copies of the best files that the run commits. The key is the name in the checkpoint.
 
         Also remove the other copies, and the files that a resume left in the folder, because the state of the last
         commit is already captured.

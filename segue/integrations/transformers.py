@@ -261,7 +261,7 @@ def _without_times(file: Path) -> bytes:
 def best_files(best: Path, folder: Path) -> tuple[dict[str, str], dict[str, Path]]:
     """Return the names of the best model's files, and the files to commit in addition to the folder.
 
-    The first mapping gives the committed name of each file, by the file's own name. If the folder itself is the best
+    The first mapping maps the name of each file to its committed name. If the folder itself is the best
     checkpoint, the second mapping is empty. If the best checkpoint no longer exists, both mappings are empty.
     """
     if best.name == folder.name:

@@ -95,12 +95,12 @@ def export_checkpoint(
 ) -> ExportReport:
     """Write a run's checkpoint, by default the newest, as plain files into a new or empty folder.
 
-    No program needs segue to read the files. They contain the model, the optimizer, the random streams, the position,
-    the loss curve, and a README.md that explains how to load the files. `file_format` is "torch", "safetensors", "dcp"
-    (torch.distributed.checkpoint) or "epoch". The format "epoch" writes the files of "torch", `config.yaml` and
-    `metrics.csv` into a new folder `epoch-N` inside `folder`, where N is the number of completed epochs. `step` may be
-    "best". A framework's own checkpoint files are in `folder/`, and the files of its best model are in `best/`. The
-    function only reads the run.
+    No program needs segue to read the files. The files contain the model, the optimizer, the random streams, the
+    position, the loss curve, and a README.md that explains how to load the files. `file_format` is "torch",
+    "safetensors", "dcp" (torch.distributed.checkpoint) or "epoch". The format "epoch" writes the files of "torch",
+    `config.yaml` and `metrics.csv` into a new folder `epoch-N` inside `folder`, where N is the number of completed
+    epochs. `step` may be "best". A framework's own checkpoint files are in `folder/`, and the files of its best model
+    are in `best/`. The function only reads the run.
 
     Raises:
         RunNotFoundError, StoreUnreachableError: the run or the store does not exist.

@@ -132,7 +132,8 @@ def commit_first(runlog: RunLog, state: FirstCheckpoint, staged: Staged, *, cloc
 
 
 def _announce(runlog: RunLog, state: FirstCheckpoint) -> SegmentPlan:
-    """Write the import to the log as the next attempt. After this record, a parent of the run waits for the import."""
+    """Write the import to the log as the next attempt. If a parent of the run reads this record, it waits for the
+    import."""
     while True:
         history = patiently(lambda: read_history(runlog), what="log")
         require_unbegun(history, run_id=runlog.run_id)

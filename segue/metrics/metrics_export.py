@@ -60,7 +60,7 @@ class MetricsExport:
     def show(self, view: RunView) -> None:
         """Export the metrics of a run from now on.
 
-        If this fails, log the failure once, without an effect on the run.
+        If the export fails, log the failure once. The run is not affected.
         """
         if not self._environ.get(EXPORTERS):
             return

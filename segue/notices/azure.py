@@ -18,7 +18,7 @@ _COMPUTE = "/metadata/instance/compute?api-version=2021-02-01"
 _EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 _ENDS = frozenset({"Preempt", "Terminate"})
 _GRACE_SECONDS = 30.0
-"""Shortest time in seconds between Azure's event and the eviction, for an event that has begun and has no time."""
+"""If an event has begun and has no time, the eviction comes at least this many seconds after the event."""
 _EVENTS_SECONDS = 10.0
 """Timeout in seconds for reading events. The first request is slow, because it enables events for the machine."""
 

@@ -47,7 +47,8 @@ class NoticeBoard:
         """Zone of this machine. Before the first answer of the cloud's metadata service, the value is None."""
         self._withdrawing = threading.Lock()
         self.phase_of: Callable[[], str | None] = lambda: None
-        """A function that returns the attempt's current phase. It must only read, because a signal handler calls it."""
+        """A function that returns the attempt's current phase. The function must only read, because a signal handler
+        calls it."""
 
     def leave(self, kind: str, *, grace_seconds: float) -> None:
         """Record that this process will be killed in `grace_seconds`. Use no locks, logs, input or output.

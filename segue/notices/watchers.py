@@ -64,7 +64,7 @@ class NoticeSource(Protocol):
     def poll(self, board: NoticeBoard) -> None:
         """Check the source once, and leave a notice if there is one.
 
-        If this method raises an error, the watcher polls again after the period.
+        If a poll raises an error, the watcher polls again after the period.
         """
         ...
 
@@ -81,7 +81,8 @@ class Watcher:
 
     @property
     def is_remote(self) -> bool:
-        """Whether a poll may wait long for another machine. The end of an attempt does not wait for such a poll."""
+        """Whether a poll may wait long for another machine. The end of an attempt does not wait for polls of other
+        machines."""
         return self.cloud is not None
 
 

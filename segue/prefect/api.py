@@ -84,7 +84,7 @@ def require_silence(error: Exception) -> None:
 
 
 def refusal(error: Exception) -> OrchestratorError:
-    """Return the error to raise if the API refused a request or does not answer."""
+    """If the API refused a request or does not answer, return the error for the caller to raise."""
     server = f"the Prefect server at {masked(str(PREFECT_API_URL.value()))}"
     if not is_refusal(error):
         return OrchestratorError(

@@ -46,8 +46,8 @@ def said_of_start(client: SyncPrefectClient, flow_run_id: UUID | None) -> str | 
 def why_pending(run: FlowRun, *, said: str | None) -> str | None:
     """Return why a flow run is Pending, from the message of its infrastructure, with the fix. The function is pure.
 
-    Some pools do not report an image that cannot be pulled. If the infrastructure sends no message, the function
-    therefore returns a reason after some time.
+    Some pools do not report an image that cannot be pulled. Therefore, if the infrastructure sends no message, the
+    function returns a reason after some time.
     """
     is_long = _pending_for(run) > _LONG_PENDING
     if said is None and not is_long:

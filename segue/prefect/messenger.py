@@ -89,7 +89,7 @@ class Messenger(_Background):
         return STATES.state(flow_run_id)
 
     def require_accepted(self) -> None:
-        """Raise the error of a message that cannot succeed, if there is such a message.
+        """If a message cannot succeed, raise the error of this message.
 
         Raises:
             OrchestratorError: the error that the message raised.

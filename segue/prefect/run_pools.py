@@ -264,7 +264,7 @@ def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> PoolJob | None:
 
 
 def _filled_in(pool_type: str, template: Mapping[str, Any], given: Mapping[str, Any]) -> PoolJob | None:
-    """Return the job of a template, with the template's defaults and these job variables filled in.
+    """Fill in a template with its defaults and these job variables, and return the job.
 
     The function fills in the template like `BaseJobConfiguration.from_template_and_values` of Prefect's workers. The
     function does not fill in blocks and Prefect's variables. The result is None if the pool has no template. The first

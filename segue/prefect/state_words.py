@@ -171,7 +171,7 @@ def state_of_attempt(report: SegmentReport) -> State[Any]:
 
 
 def _message_of(report: SegmentReport) -> str:
-    """Return one line about the attempt. After a failure, add the traceback of the user's code."""
+    """Return one line about the attempt. If the attempt failed, add the traceback of the user's code."""
     if not report.got_capacity and report.note:
         return report.note
     ref = report.checkpoint

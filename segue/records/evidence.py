@@ -113,7 +113,7 @@ class Verdict(Value):
 
     @property
     def _lost_in_words(self) -> str:
-        """A sentence about state that training uses in later steps but the resume lacks. All compared state is
+        """A sentence about state that the resume lacks and that later steps use. All compared state is
         equal.
         """
         lost = [finding for finding in self.findings if finding.channel == "carried"]

@@ -224,7 +224,8 @@ def _trained_steps(history: History, *, reached: int) -> int:
 def waits(history: History) -> list[tuple[datetime, datetime]]:
     """Return the start and the end of each wait for capacity.
 
-    A wait lasts from a decision to the claim of its attempt. Without a claim, the wait ends at the next decision.
+    A wait lasts from a decision to the claim of its attempt. If the attempt has no claim, the wait ends at the next
+    decision.
     """
     found = []
     for entry in history.decisions:

@@ -1,6 +1,7 @@
 """Lists the preemptions: the lost work of each preemption, and the time until the run trained again.
 
-The module is pure. Here, a preemption is an attempt on any pool that lost its machine, with or without a notice.
+The module is pure. In this module, a preemption is an attempt on any pool that lost its machine, with or without a
+notice.
 """
 
 from __future__ import annotations

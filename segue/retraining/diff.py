@@ -12,7 +12,7 @@ from segue.units import money
 
 
 class Difference(NamedTuple):
-    """A property in which two versions differ. The value of a version without the property is None."""
+    """A property in which two versions differ. If a version lacks the property, its value is None."""
 
     what: str
     one: str | None

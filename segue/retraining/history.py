@@ -187,7 +187,7 @@ def models_of(name: str, records: Iterable[tuple[datetime, ModelRecord]]) -> Mod
 
 @dataclass
 class _Fold:
-    """The state that follows from the records that were added until now."""
+    """The state after all records that were added until now."""
 
     events: list[Event] = field(default_factory=list)
     slots: dict[datetime, SlotState] = field(default_factory=dict)

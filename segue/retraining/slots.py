@@ -87,8 +87,8 @@ def missed_slots(
 def newest_begun(slots: Mapping[datetime, SlotState], *, until: datetime) -> datetime | None:
     """Return the newest of the slots that are recorded, earlier than `until`, and begun.
 
-    If no slot has begun, return the newest recorded slot, or None. A slot may have ended before it began, because its
-    flow run died while it ran an earlier missed slot. The missed slots between the two slots are then not recorded.
+    If no slot has begun, return the newest recorded slot, or None. A slot may have ended before it began: its flow run
+    first ran an earlier missed slot, and then died. The missed slots between the two slots are then not recorded.
     Therefore a slot that has begun is preferred.
     """
     earlier = [slot for slot in slots if slot < until]

@@ -219,7 +219,8 @@ class LiftEntry(Entry):
 
 
 class PruneEntry(Entry):
-    """The checkpoints that retention no longer keeps. Their bytes are deleted after this record is written."""
+    """The checkpoints that retention no longer keeps. The bytes of these checkpoints are deleted after this record is
+    written."""
 
     kind: Literal["prune"] = "prune"
     slots: tuple[int, ...]

@@ -51,7 +51,7 @@ def read_history(log: RunLog) -> History:
 def require_whole(log: RunLog, history: History) -> None:
     """Raise an error if a record of a signed log cannot be read. A person must decide about this record.
 
-    An unsigned log continues without an unreadable record, but a signed log must not. Otherwise, anyone who can delete
+    An unsigned log continues without an unreadable record, but a signed log must not. If it did, anyone who can delete
     a record could undo a quarantine or a stop.
 
     Raises:
@@ -129,8 +129,7 @@ class Folding:
     def add(self, slot: Slot) -> None:
         """Add the next record. A record is ignored if an earlier record has a higher claim epoch.
 
-        A correct writer never appends a record after a newer claim. Only a writer that did not read the log appends
-        such a record.
+        A writer appends a record after a newer claim only if it did not read the log.
         """
         entry = slot.entry
         if 0 < entry.epoch < self._highest_epoch:

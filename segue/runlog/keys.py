@@ -152,7 +152,7 @@ def heartbeat_key(run_id: str, attempt: str) -> str:
 
 
 def recall_key(run_id: str, attempt: str) -> str:
-    """Return the key of the recall. If this object exists, the attempt must commit and end."""
+    """Return the key of the recall. If the store has an object with this key, the attempt must commit and end."""
     return f"{run_id}/attempts/{attempt}/recall.json"
 
 

@@ -109,8 +109,8 @@ class RunLog:
     def log_id(self) -> str:
         """The unique id of this log, which is the entry id of the log's first record.
 
-        The value is empty if the log has no record. A log of the same name in another store has another id. A log that
-        was made after a deletion also has another id.
+        The value is empty if the log has no record. A log of the same name in another store has another id. If a log
+        was deleted and made again, the new log also has another id.
         """
         first = self._slots.first()
         return self._slots.log_id or (first.entry.entry_id if first is not None else "")

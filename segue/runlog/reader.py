@@ -34,7 +34,7 @@ _MOST_RECORD_BYTES = 64 * 2**20
 _WIDEST_GAP_SLOTS = 1_000
 """Longest gap of missing records, in slots, after which the reader reads further records.
 
-A key far beyond such a gap does not belong to the log and must not cause many reads.
+A key after a much longer gap does not belong to the log and must not cause many reads.
 """
 _FIRST = (0, 1)
 """The two slots whose absence means that the log was deleted. A single lost object therefore does not end a run."""

@@ -101,7 +101,7 @@ class Store(Protocol):
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return `length` bytes from position `start`.
 
-        At the end of the object, the result has fewer bytes. After the end, the result is empty.
+        If the object ends earlier, the result has fewer bytes. After the end, the result is empty.
 
         Raises:
             ValueError: `start` or `length` is negative.

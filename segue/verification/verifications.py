@@ -98,7 +98,7 @@ def newest_of_each(recorded: Sequence[Verification]) -> tuple[Verification, ...]
 
 
 def green(history: Sequence[Verification], *, now: datetime) -> Green | None:
-    """Return the series of passed verifications at the end of `history` (oldest first).
+    """Return the series of passed verifications with which `history` ends. `history` is sorted, oldest first.
 
     If the newest verification did not pass, return None.
     """

@@ -188,7 +188,8 @@ def _run(client: SyncPrefectClient, spec: RetrainSpec, file: Path, slot: datetim
 
 
 def _read(file: Path) -> RetrainSpec:
-    """Read the specification. If it has a program, check that slots can train and publish the program."""
+    """Read the specification. If the specification has a program, check that slots can train and publish the
+    program."""
     spec = RetrainSpec.from_toml(file)
     if "program" in spec.run:
         from segue.retraining.program_check import require_publishable  # It takes seconds to import.

@@ -81,7 +81,7 @@ class PoolJob:
     """
     restart_policy: str | None = None
     counts_ending_pods_as_failed: bool = False
-    """Whether Kubernetes treats a pod as failed at SIGTERM, before the pod has ended."""
+    """Whether Kubernetes counts a pod as failed at SIGTERM, although the pod still runs."""
     keeps_finished: bool = False
     """Whether ended jobs stay in the cluster for ever."""
     has_shared_memory: bool | None = None

@@ -114,8 +114,8 @@ def recover_run(
 
     Several processes may call this function at any time. Each start has an idempotency key, and the new parent checks
     the run again. If the parent ran on another server, that server must recover the run, with two exceptions. The first
-    exception is that `take_over` is set. The second exception is that the other server has not recovered the run for 15
-    minutes, because its database may be lost.
+    exception is that `take_over` is set. The second exception is a delay of more than 15 minutes, because the other
+    server may have lost its database.
 
     Raises:
         OrchestratorError: the parent's deployment does not exist.
@@ -273,7 +273,8 @@ def start_seconds(client: SyncPrefectClient, run: FlowRun) -> float:
 
 
 def _starts_it_again(run: FlowRun, runlog: RunLog) -> bool:
-    """Whether this flow run starts an ended run again. It was requested after the run's end, and has not ended."""
+    """Whether this flow run starts an ended run again. The flow run was requested after the run's end, and has not
+    ended."""
     requested = run.parameters.get("requested_at_slot")
     ended = max((slot.number for slot in runlog.slots if isinstance(slot.entry, DecisionEntry)), default=-1)
     is_over = run.state is not None and (has_reached_goal(run.state) or run.state.is_cancelled())

@@ -77,7 +77,7 @@ def end_late_starts(client: SyncPrefectClient, deployment_id: UUID, *, due: date
 
 
 def why_silent(client: SyncPrefectClient, *, now: datetime) -> tuple[str, str]:
-    """Return the reason why the checks do not complete, and the fix, from the data of the server."""
+    """From the data of the server, return the reason why the checks do not complete, and the fix."""
     try:
         found = recovery_of(client, now=now)
         if found is not Recovery.ALIVE:

@@ -34,7 +34,7 @@ _MOST_RESTARTS = 5
 _LEFT_ALONE = timedelta(minutes=15)
 """Time for another server to continue the flow run of a decided slot.
 
-After this time, the database of the other server may be lost.
+If the other server takes longer, its database may be lost.
 """
 _MOST_STARTS = 20
 """Maximum number of starts of one flow run that waits for a decision. Each answer needs one start."""

@@ -14,7 +14,7 @@ from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
 from segue.prefect.state_words import Word
 
 _OF_A_STATE = (CancelledRun, CrashedRun, FailedRun)
-"""Errors that the engine raises at its end, because the flow returned a state that is not Completed."""
+"""If a flow returns a state that is not Completed, the engine raises one of these errors at its end."""
 _ENGINE_END = "Engine execution exited"
 _ORDINARY = (Word.PREEMPTED, Word.LOST, Word.FENCED, Word.NO_CAPACITY, Word.START_FAILED)
 """Ends of attempts after which the run continues by itself."""

@@ -194,8 +194,8 @@ class _Drift:
         """Find out whether the newest slot, or the slot of the version in service, trained on the data of the present
         window. If so, return this slot.
 
-        Return None if neither slot did. The files are read only if their names and sizes equal those of one of these
-        slots.
+        Return None if neither slot did. If the names and sizes of the files differ from those of both slots, the files
+        are not read.
         """
         windows = dict(models.last_windows())
         if models.in_service is not None and (start := models.slot_of(models.in_service).start) is not None:
