@@ -53,7 +53,7 @@ def inline(text: object) -> Markup:
 
 
 def _line(text: object, *, most_characters: int) -> str:
-    """Return the text as one escaped line. It is used within a line, so no heading or list can begin there."""
+    """Return the text as one escaped line, which is used inside another line. No heading or list can begin there."""
     line = _ODD.sub("?", " ".join(str(text).split()))
     if len(line) > most_characters:
         line = f"{line[:most_characters]} ..."

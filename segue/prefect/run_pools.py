@@ -266,9 +266,9 @@ def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> PoolJob | None:
 def _filled_in(pool_type: str, template: Mapping[str, Any], given: Mapping[str, Any]) -> PoolJob | None:
     """Fill in a template with its defaults and these job variables, and return the job.
 
-    The function fills in the template like `BaseJobConfiguration.from_template_and_values` of Prefect's workers. The
-    function does not fill in blocks and Prefect's variables. The result is None if the pool has no template. The first
-    worker of a pool creates the template.
+    The function fills in the template in the same way as `BaseJobConfiguration.from_template_and_values` of Prefect's
+    workers. The function does not fill in blocks and Prefect's variables. The result is None if the pool has no
+    template. The first worker of a pool creates the template.
     """
     configuration = template.get("job_configuration")
     if configuration is None:

@@ -1,6 +1,6 @@
 """Attributes every paid second of a run to a cause. The module is pure.
 
-The goodput is the share of the paid seconds in which an attempt made steps that no later attempt made again. In the
+The goodput is the share of the paid seconds in which attempts made steps that were not made again later. In the
 library `ml-goodput-measurement`, the goodput also includes seconds without a machine. Here, seconds without a machine
 cost nothing, and reports show them separately.
 

@@ -70,7 +70,8 @@ def checked_endpoint(url: str, endpoint_url: str | None) -> str | None:
 
 
 def client_options(endpoint_url: str | None, timeout: timedelta = CLIENT_TIMEOUT) -> ClientConfig:
-    """Return the settings of obstore for an endpoint. `timeout` is the time limit of one request with its body."""
+    """Return the settings of obstore for an endpoint. `timeout` is the time limit of one request, including its
+    body."""
     options: ClientConfig = {"timeout": timeout, "connect_timeout": CONNECT_TIMEOUT}
     if endpoint_url is not None:
         options["allow_http"] = urlsplit(endpoint_url).scheme == "http"

@@ -129,7 +129,7 @@ def disturbing(disturber: Disturber, spec: RunSpec) -> Iterator[None]:
 
 
 class Moment(NamedTuple):
-    """The moment of a disturbance: a delay after the disturber first sees the run at a step."""
+    """The moment of a disturbance: the step at which the disturber must see the run, and a delay after this."""
 
     kind: DisturbanceKind
     step: int

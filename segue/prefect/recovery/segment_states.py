@@ -91,8 +91,8 @@ def settle_segments(client: SyncPrefectClient, runlog: RunLog, *, now: datetime)
 def settle_left(
     client: SyncPrefectClient, store: Store, *, spec: StoreSpec, clock: Clock
 ) -> tuple[list[str], list[str]]:
-    """Set the missed states of segments that no parent will check. Return texts about successes and texts about
-    failures.
+    """Set the states that segments could not set, if no parent will check these segments. Return texts about successes
+    and texts about failures.
 
     The function skips some runs of the store `spec`. A run is skipped if it has a parent
     record and only one segment to check, and if no API outage ended this segment.

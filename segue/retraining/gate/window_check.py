@@ -138,7 +138,7 @@ def _shown(value: object) -> str:
 def _reason(exceptions: Any) -> str:
     """Return the message of an exception that Great Expectations kept.
 
-    It is kept as a dict, or as a dict with one exception for each metric.
+    Great Expectations keeps it as a dict, or as a dict with one exception for each metric.
     """
     if not isinstance(exceptions, dict):
         return str(exceptions)
