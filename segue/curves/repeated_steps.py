@@ -64,8 +64,8 @@ def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
     the environments differ), lr and lr_before. For each of loss, grad_norm and param_norm, four columns give the value,
     the value `_before`, their relative `_difference` and the `_allowed` difference. In equal environments, the allowed
     difference is 0. In different environments, the verdict's tolerances apply for eight steps. After these steps,
-    or with another number of ranks, every difference is allowed (infinite). The learning rates must always be equal. After
-    an accepted change of the recipe, the frame contains only records that the verdict found equal.
+    or with another number of ranks, every difference is allowed (infinite). The learning rates must always be equal.
+    After an accepted change of the recipe, the frame contains only records that the verdict found equal.
     """
     import pandas as pd
 
