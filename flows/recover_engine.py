@@ -3,8 +3,8 @@
 While no worker runs, scheduled starts accumulate (hundreds in a night), and the next worker begins all these starts
 together. If a worker's clock is ahead, the worker also takes starts that are due some minutes later. Each start that
 loads Prefect uses several seconds of a core and 150 MB of memory. Therefore a late start ends in this module, before it
-loads Prefect. A start that is early by the server's clock waits in this module. If the server does not answer, or if no
-worker has taken a later start, the engine runs, so that no due check is lost.
+loads Prefect. A start that is early by the server's clock waits in this module. The engine runs if the server does not
+answer or if no worker has taken a later start. Therefore no due check is lost.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def seconds_until_due(environment: Mapping[str, str]) -> float:
-    """Return the seconds until this start is due by the server's clock.
+    """Return the seconds from now, on the server's clock, until the time for which this start is scheduled.
 
     If the start is due or cancelled, or if the time is unknown, return 0.
     """

@@ -42,7 +42,7 @@ def _name() -> str:
 def retrain(file: str = "retrain.toml", *, slot: datetime | None = None) -> Any:
     """Train, evaluate and publish one slot of the schedule in `file`, exactly once even if the flow starts repeatedly.
 
-    `slot` is the time of the slot to train. A time without a zone is in the schedule's zone. The default is the
+    `slot` is the time of the slot to train. A time without a zone is in the schedule's zone. By default, `slot` is the
     scheduled time of this flow run. If the flow starts again, it continues the slot with the same window, run and
     candidate.
     """

@@ -238,7 +238,7 @@ class SlotRunner:
         return _done(state, run_id_of(self._spec, slot))
 
     def _in_time(self, run: RunSpec, history: History) -> RunSpec:
-        """Return the run spec. If its deadline passed before the run began, return it without a deadline."""
+        """Return the run spec. If the deadline passed before the run began, remove the deadline."""
         if history.spec is not None:
             return run.model_copy(update={"deadline": history.spec.deadline})
         is_past = run.deadline is not None and run.deadline <= self._clock.now()

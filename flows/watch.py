@@ -1,5 +1,5 @@
-"""Defines the flow `watch`, which runs on a schedule and after events. If new data has arrived, or data in service has
-drifted, it begins a slot."""
+"""Defines the flow `watch`, which runs on a schedule and after events. The flow begins a slot if new data has arrived
+or if the data of the model in service has drifted."""
 
 from __future__ import annotations
 

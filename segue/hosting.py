@@ -82,7 +82,7 @@ class Host(Protocol):
     def carry(self, name: str, values: Mapping[str, Any]) -> SimpleNamespace:
         """Make these values part of the run's state under `name`.
 
-        A later call with the same name starts from new values.
+        If this name is used again, the state takes the new values.
         """
         ...
 

@@ -120,7 +120,7 @@ class Parent:
     """
 
     def __init__(self, pid: int | None = None) -> None:
-        """If the parent may have ended before this call, the parent must pass its own id as `pid`."""
+        """Without `pid`, watch the current parent, which is another process if the first parent has already ended."""
         self.pid = os.getppid() if pid is None else pid
 
     def is_alive(self) -> bool:

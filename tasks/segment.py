@@ -69,8 +69,7 @@ def plan_segment(spec: RunSpec) -> Decision:
 def run_segment(spec: RunSpec, plan: SegmentPlan, show: Show = lambda _: None) -> Any:
     """Run one attempt on its pool. The returned state shows how the attempt ended, and holds the report of the attempt.
 
-    The report is also in the run's log. While the attempt waits, the task calls `show` with a text about the reason, as
-    `await_report` does.
+    The report is also in the run's log. While the attempt waits, the task calls `show` with the reason for the wait.
     """
     clock = parent_clock()
     runlog = as_parent(open_log(spec, clock=clock).reload, what="log")

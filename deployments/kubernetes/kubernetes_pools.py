@@ -153,7 +153,8 @@ def _variables(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
         "stream_output": {"type": "boolean", "title": "Stream Output", "default": False},
         "cluster_config": {
             "title": "Cluster Config",
-            "description": "Block with the access to the cluster; None means the access of the worker's own pod.",
+            "description": "Prefect block with the credentials of the cluster; None: the credentials of the worker's "
+            "own pod.",
             "default": None,
             "anyOf": [{"$ref": "#/definitions/KubernetesClusterConfig"}, {"type": "null"}],
         },

@@ -267,7 +267,7 @@ class LocalStack:
 
 
 def free_port(wanted: int) -> int:
-    """Return the port `wanted`. If a process listens there, return a free port that the system chooses."""
+    """Return the port `wanted`. If a process already uses this port, return a free port that the system chooses."""
     for port in (wanted, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -71,7 +71,8 @@ def _supervise(*, grace_seconds: float) -> Callable[[], None] | None:
 def end_all(services: list[int], *, grace_seconds: float) -> None:
     """End all descendants of this process: first flow runs and trainers, then the services, and last the server.
 
-    Therefore flow runs can report their last state to the server, and trainers get `grace_seconds` for a checkpoint.
+    In this order, flow runs can report their last state to the server. Trainers get `grace_seconds` to commit a
+    checkpoint.
     """
     _end_others(keep=services, grace_seconds=grace_seconds)
     _end_others(keep=services[:1], grace_seconds=_SERVICE_SECONDS)

@@ -227,8 +227,8 @@ async def _ended(served: ServedRun) -> int:
 def serve(*, pool: str, runs: int, name: str | None, say: Callable[[str], None]) -> signal.Signals:
     """Serve a process pool until SIGINT or SIGTERM, and return the signal.
 
-    After the signal, the parents end as Crashed within `_LEAVE_SECONDS`. Their attempts continue to train, and recovery
-    starts the parents again.
+    After the signal, the parents end as Crashed within `_LEAVE_SECONDS`. The attempts of these parents continue to
+    train, and recovery starts the parents again.
 
     Raises:
         OrchestratorError: no server is configured or answers, or the pool does not exist or has another type.

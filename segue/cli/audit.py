@@ -16,7 +16,7 @@ def audit(
     *,
     from_step: Annotated[
         int | None,
-        typer.Option("--from", min=0, help="Step of the checkpoint to begin at; the default is the last but one."),
+        typer.Option("--from", min=0, help="Step of the checkpoint to begin at; the default is the second newest."),
     ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Number of steps; the default is up to the next stored checkpoint.")

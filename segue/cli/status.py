@@ -162,7 +162,7 @@ def _parent(runlog: RunLog, history: History) -> ParentRecord | None:
 
 
 def _waiting(parent: ParentRecord | None) -> str | None:
-    """Return the parent's text about what the run waits for. If the run waits for nothing, return None."""
+    """Return the reason why the run waits, as the parent wrote it. If the run waits for nothing, return None."""
     return parent.waiting if parent is not None else None
 
 

@@ -1,7 +1,8 @@
 """Names the parts of the loss curve that are lost or differ from the manifests of the checkpoints.
 
 A manifest names the parts that an attempt has written since its previous checkpoint, and the manifests of all
-checkpoints stay in the run's log. Each save writes the current part again, so the store may have later rows of a part.
+checkpoints stay in the run's log. Each save writes the current part again, so a part in the store may have more rows
+than its manifest says.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     start: int
     """Position of the batch's first sample in the order.
 
-    After a skipped batch, this is not the end of the previous batch.
+    If a batch was skipped, this position is not the end of the previous batch.
     """
     ids: Ids
     content: Any
@@ -252,7 +252,7 @@ class Loader(DataLoader[Any]):
 
     Forked workers ignore these signals from the beginning. A platform signals every process of a machine, and a
     terminal signals every process in its foreground. If a signal killed a worker, the training step would raise an
-    error, and a preemption would look like a bug. Instead, the trainer acts on the notice and ends its workers itself.
+    error, and a preemption would look like a bug. Only the trainer acts on a notice, and it ends its workers itself.
     The trainer also ends the workers of an iterator that a script still holds at its end.
     """
 

@@ -1,7 +1,7 @@
 """Makes the order of the user's own sampler a function of seed and epoch.
 
-A sampler draws from random streams, and segue seeds these streams for each epoch. Therefore the sampler draws the same
-order in every attempt, and a run can resume at any position. segue holds the order of one epoch in memory.
+A sampler draws from random streams, and segue seeds these streams for each epoch. The sampler draws the same order in
+every attempt, so a run can resume at any position. segue holds the order of one epoch in memory.
 """
 
 from __future__ import annotations

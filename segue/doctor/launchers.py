@@ -40,7 +40,7 @@ def ray(subject: Subject, *, longest_seconds: float = _RAY_SECONDS) -> Result:
         return skipped(subject.why_no_spec if subject.spec is None else "the run spec has no [ray] table")
     return judged(
         ray_problems(subject.spec, longest_seconds=longest_seconds),
-        "the Ray cluster can run the run's trainers, judged by the nodes that are up",
+        "the Ray cluster can run the run's trainers, as far as the nodes that now run show",
     )
 
 

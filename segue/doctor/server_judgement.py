@@ -151,6 +151,6 @@ def judge_verifications(is_limited: bool | None) -> Result:
         return ok("no verification prevents the start of another one")
     return warn(
         "the deployment verify-resume/verify-resume has a concurrency limit: a verification that dies together with "
-        "the server keeps its slot, and no later one begins",
+        "the server keeps its slot, and no later verification begins",
         fix=_NO_LIMIT.format("verify-resume"),
     )

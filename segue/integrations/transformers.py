@@ -223,7 +223,7 @@ class SegueCallback(TrainerCallback):
             args.save_total_limit = self._limits.pop()
 
     def _remove_extra(self, state: TrainerState) -> None:
-        """Delete the committed folder that the Trainer wrote only for the run.
+        """Delete the extra folder that the Trainer wrote only so that the run could commit.
 
         If the folder is the best one, keep it, because the Trainer may load it.
         """

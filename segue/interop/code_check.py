@@ -28,7 +28,7 @@ def refuse_changed_code(runlog: RunLog, spec: RunSpec, build: Build | None) -> N
 
     The function compares only names that exist on both sides, because the contents of objects are unknown before
     `build` is called. It compares nothing if the change was accepted, if the config changed too, if Python has another
-    version, or if the stored setup is damaged. In these cases, the attempt itself compares the code.
+    version, or if the stored setup is damaged. If it compares nothing, the attempt compares the code later.
 
     Raises:
         CodeChangedError: a function or class has changed.
@@ -75,7 +75,7 @@ def _as_committed(spec: RunSpec) -> dict[str, str]:
 
 
 def _changed(before: Any, now: Mapping[str, str]) -> Collection[str]:
-    """Return the names that exist on both sides and whose code has changed.
+    """Return the names that both arguments contain, and whose code has changed.
 
     One name can refer to several functions, for example to lambdas.
     """

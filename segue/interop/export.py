@@ -37,7 +37,7 @@ Progress = Callable[[str], None]
 class ExportFormat(StrEnum):
     """The format of the files that contain the state, named after the library that reads the files.
 
-    `epoch` writes the files of `torch`, `config.yaml` and `metrics.csv` into a folder `epoch-N`.
+    `epoch` writes a folder `epoch-N` with `config.yaml`, `metrics.csv` and the same files as `torch`.
     """
 
     TORCH = "torch"

@@ -116,8 +116,7 @@ def write_curve(path: Path, runlog: RunLog, history: History) -> tuple[str, ...]
     """Write the loss curve up to the newest checkpoint of `history`, each step once.
 
     Return the attempts with missing rows. The rows are the rows of `segue.curve` up to the checkpoint. If the run did
-    not continue from the checkpoint, the rows are the steps before the checkpoint, including steps outside the run's
-    curve.
+    not continue from the checkpoint, the rows may include steps outside the run's curve.
     """
     lineage = steps_of_lineage(history)
     parts = [SCHEMA.empty_table()]

@@ -47,8 +47,9 @@ _MEANINGS = {
 
 _TORCH_HEAD = """\
 
-All files load with `weights_only=True`. For this, arrays were converted to tensors, NumPy's scalars to plain numbers,
-and empty bytes to a bytearray. The random streams are loaded last, so that nothing draws from them in between.
+All files load with `weights_only=True`. To make this possible, segue converted arrays to tensors, NumPy's scalars to
+plain numbers, and empty bytes to a
+bytearray. The random streams are loaded last, so that nothing draws from them in between.
 
 ```python
 import random

@@ -77,7 +77,8 @@ class SharedReadings(Generic[_T]):
         self._reads: defaultdict[Hashable, Lock] = defaultdict(Lock)
 
     def newest(self, about: Hashable, read: Callable[[], _T]) -> _T:
-        """Return a reading that is not older than the period. While another thread reads, return the previous reading.
+        """Return a reading that is not older than the period. If another thread is reading now, return the previous
+        reading.
 
         Raises:
             All exceptions of `read`.

@@ -123,7 +123,7 @@ def create_flow_run(client: SyncPrefectClient, deployment_id: UUID, **facts: Any
     """Create a flow run of a deployment, and return its id. Without a state in `facts`, the flow run is due at once.
 
     Prefect's own method sends a state with the time of this machine's clock. If this machine's clock is ahead, the
-    start is delayed. Therefore this function sends no state, and the server sets the state by its own clock.
+    start is delayed. To avoid this delay, this function sends no state, and the server uses its own clock.
     """
     asked = DeploymentFlowRunCreate(**facts).model_dump(mode="json", exclude_unset=True)
     path = {"id": str(deployment_id)}

@@ -1,4 +1,5 @@
-"""Provides the clock of the parent that runs the calling code. If the parent must end, sleeps on the clock end early.
+"""Provides the clock of the parent that runs the calling code. If the parent must end, a sleep on this clock ends at
+once.
 
 The clock shows the time of the Prefect server or of the store, which is the reference for starts and deadlines.
 

@@ -69,7 +69,8 @@ _HAS_RUN = FlowRunFilterStartTime(is_null_=False)
 
 
 def queues_of_run(spec: RunSpec) -> Queues:
-    """Return the queues of the run's pools, for a decision. The next attempt would be at the end of each queue.
+    """Return the queues of the run's pools, for a decision. If the next attempt started now, it would be at the end of
+    its queue.
 
     If the API does not answer, the result is empty.
     """
@@ -150,7 +151,8 @@ def count_waiting(client: SyncPrefectClient, limit: Limit, *, due: datetime, **f
 
 
 def without_own(client: SyncPrefectClient, limit: Limit, *, run_id: str, now: datetime) -> Slots:
-    """Return the slots of the limit, without the run's own attempts and standbys, which do not delay its next attempt.
+    """Return the slots of a limit. The run's own attempts and standbys do not count, because they do not delay its next
+    attempt.
 
     The slot of the run's parent counts as taken, because a parent that shares the pool keeps its slot.
     """

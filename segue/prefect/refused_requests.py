@@ -2,7 +2,8 @@
 
 Prefect's server reads and then writes in one transaction. If another connection writes between the read and the write,
 SQLite refuses the write, and the server answers 503. Nothing was changed, so the same request succeeds a moment later.
-Prefect's client, however, waits for 2, 4, 8, 16 and 32 s. If all repeated requests fail, a worker gives up the flow
+But before each repetition Prefect's client waits for 2, 4, 8, 16 or 32
+s. If all repeated requests fail, a worker gives up the flow
 run.
 """
 
@@ -18,8 +19,8 @@ from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
 from prefect.exceptions import PrefectHTTPStatusError
 
 PAUSES_SECONDS = (0.02, 0.05, 0.05, 0.1, 0.1, 0.2, 0.2, 0.4, 0.4)
-"""Pause in seconds before each repetition. After the last repetition, Prefect's client waits as for an overloaded
-server.
+"""Pause in seconds before each repetition. If the last repetition also fails, Prefect's client waits as long as it does
+for an overloaded server.
 """
 _MAINTENANCE = "Prefect-Maintenance"
 """Header with which a server shows that it refuses requests for some minutes because of maintenance."""

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 _SEEN_WITHIN = timedelta(minutes=1)
 """Age up to which a new queue need not have been polled by a worker."""
 _SCHEDULED_WITHIN = timedelta(minutes=1)
-"""Age up to which a new deployment need not have flow runs. The server schedules flow runs every 5 s."""
+"""If a deployment is newer than this time, it may have no flow runs. The server schedules flow runs every 5 s."""
 
 
 def require_pools(

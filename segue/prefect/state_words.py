@@ -18,7 +18,7 @@ from segue.records import SegmentReport, StopReason
 from segue.units import duration
 
 TAG_START = "ended: "
-"""Prefix of a tag with the word for a flow run's end. It has a colon, because no tag with a run id has a colon."""
+"""Prefix of a tag that says how a flow run ended. It has a colon, because no tag with a run id has a colon."""
 
 
 class Word(StrEnum):

@@ -40,7 +40,7 @@ class MachineCheck(Value):
 
 
 class SlowRank(Value):
-    """A rank that takes longer than the other ranks of its attempt, although it does not wait for them."""
+    """A rank whose own time in a step is longer than that of the other ranks of its attempt."""
 
     rank: int = Field(ge=0)
     machine: Machine = Field(description="Machine of this rank, with the accelerator of this rank.")

@@ -89,8 +89,8 @@ class Environment(Value):
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))
 
     def other_packages(self, other: Environment) -> tuple[str, ...]:
-        """Return the packages whose version differs from `other`, the current environment: "numpy 2.4.5 (now
-        2.4.6)".
+        """Return the packages whose versions differ between this environment and the current environment `other`, e.g.
+        "numpy 2.4.5 (now 2.4.6)".
         """
         names = [name for name in self.packages if self.packages[name] != other.packages.get(name, self.packages[name])]
         return tuple(f"{name} {self.packages[name]} (now {other.packages[name]})" for name in names)

@@ -43,7 +43,7 @@ def draw_causes(axes: Any, history: History) -> None:
 
 
 def _parts(known: Sequence[Goodput]) -> dict[str, list[float]]:
-    """Return each attempt's seconds for each large cause, and the sum of its seconds for all small causes."""
+    """Return the seconds of each attempt by cause. The seconds of all small causes are one sum."""
     paid = total(known)
     shown = [cause for cause in CAUSES if paid.seconds.get(cause, 0.0) >= _LEAST_SHARE * max(paid.total_seconds, 1e-9)]
     parts = {cause: [its.seconds.get(cause, 0.0) for its in known] for cause in shown}

@@ -43,8 +43,8 @@ def run_facts(run: RunSummary, history: History) -> dict[str, Any]:
 def state_name(history: History) -> str:
     """Return the state of a run as one word.
 
-    If the run is over, the result is the action of its last decision. Otherwise the result is "running", "stopping",
-    "importing" or "deciding".
+    If the run is over, the result is the action of its last decision. The words for an open run are "running",
+    "stopping", "importing" and "deciding".
     """
     if history.spec is not None and history.is_finished(history.spec):
         return "finished"

@@ -139,7 +139,7 @@ def _show_deadline(axes: Any, deadline: float, *, unit: str, safe: list[tuple[fl
 
 
 def latest_safe_starts(decisions: list[DecisionEntry]) -> list[tuple[datetime, int]]:
-    """Return the latest safe start of on-demand at each decision, and the committed step at the decision."""
+    """For each decision, return the latest time at which on-demand could safely start, and the committed step."""
     found = []
     for entry in decisions:
         left, work = entry.numbers.get("remaining_seconds"), entry.numbers.get("work_seconds")

@@ -160,7 +160,8 @@ class ModelsLog:
         """Record the start of a slot.
 
         Repeated calls return the start that was recorded first. A slot that ended without a candidate is started again.
-        With `is_for_new_data`, a slot whose files another slot trains on, or has trained on, is not started.
+        If `is_for_new_data` is true, and another slot trains or has trained on the files of this slot, this slot is not
+        started.
 
         Raises:
             SameDataError: the slot needs new data, and another slot trains or has trained on its files.
@@ -217,7 +218,7 @@ def model_names(store: Store) -> list[str]:
 
 
 def expired(version: int, decide_by: datetime) -> Decision:
-    """Return the decision that nobody decided in time, which ends the wait for a person."""
+    """Return the decision that ends the wait for a person after the time limit."""
     return Decision(version=version, answer="expired", why=f"nobody decided by {decide_by:%Y-%m-%d %H:%M %Z}")
 
 

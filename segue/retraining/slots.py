@@ -74,7 +74,7 @@ def store_of(spec: RetrainSpec) -> StoreSpec:
 def missed_slots(
     slots: Mapping[datetime, SlotState], ticks: Iterable[datetime], *, until: datetime
 ) -> tuple[datetime, ...]:
-    """Return at most 100 scheduled times after the newest slot that began and before `until`, the oldest time first.
+    """Return the scheduled times between the newest slot that began and `until`: at most 100, in order of time.
 
     The result has no times of recorded slots.
     """

@@ -237,7 +237,8 @@ class PricesEntry(Entry):
 
 
 class SpendingEntry(Entry):
-    """Costs that count against the budget without a report in this log, of other runs and of this run's standbys."""
+    """Costs that count against the budget but have no report in this log: those of other runs and of this run's
+    standbys."""
 
     kind: Literal["spending"] = "spending"
     month: str = Field(description="Calendar month, e.g. 2026-11.")

@@ -214,7 +214,7 @@ class History:
         return self._starts_by_number.get((segment, attempt), ())
 
     def starts_on_its_pool(self, segment: int, attempt: int) -> tuple[StartEntry, ...]:
-        """Return the start entries of an attempt for the pool whose machine claimed the attempt."""
+        """Return an attempt's start entries that belong to the pool of the attempt's plan."""
         plan, known = self.plan_of(segment, attempt), self.starts_of(segment, attempt)
         return known if plan is None else tuple(each for each in known if each.deployment == plan.deployment)
 

@@ -43,7 +43,8 @@ _LOG_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class PackHead(Record):
-    """The first line of a pack. After it come the compressed records, one record with its slot number per line."""
+    """The first line of a pack. The following lines are the compressed records. Each line is one record with its slot
+    number."""
 
     log_id: str
     first_slot: int = Field(ge=0)

@@ -134,7 +134,7 @@ class LogReader:
         self._surely_damaged.update(doubtful)
 
     def _ways(self) -> Iterator[Store]:
-        """Yield the store for each read of a record, with a pause before each further read."""
+        """Yield the store once for each read of a record. Before each read except the first, pause."""
         pauses = (0.0, *_PAUSES_SECONDS)
         for pause, store in zip(pauses, ways_to(self.store, reads=len(pauses)), strict=True):
             if pause:

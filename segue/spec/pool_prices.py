@@ -155,7 +155,7 @@ class PoolSpec(FiniteValue):
 
     @property
     def has_transfer_prices(self) -> bool:
-        """Whether data between the machines of any pool and the store has a price."""
+        """Whether any pool has a price for data transfer to and from the store."""
         return bool(self.on_demand_transfer_price_per_gb) or any(pool.transfer_price_per_gb for pool in self.spot)
 
     def transfer_price_per_gb(self, capacity: Capacity, deployment: str) -> float:
@@ -179,7 +179,8 @@ class PoolSpec(FiniteValue):
         return self.ratio_to(min(self.spot_pool_price(pool) for pool in self.spot))
 
     def ratio_to(self, spot_price: float) -> float:
-        """Return the price of on-demand divided by a spot price, at most the largest ratio that affects a decision."""
+        """Return the price of on-demand divided by a spot price, up to a maximum. A larger ratio would change no
+        decision."""
         return min(self.on_demand_price / spot_price, _MOST_RATIO)
 
     def spot_pool_price(self, pool: SpotPool) -> float:

@@ -17,7 +17,7 @@ from segue.signing import REFERENCE
 from segue.spec.section import Section
 
 _REMOTE_LOOK_SECONDS, _REMOTE_LOOK_HEARTBEATS = 10.0, 5
-"""A parent reads a remote store at least this often: the first value is in seconds, the second in heartbeat periods.
+"""Longest time between two reads of a remote store by a parent: a number of seconds, and a number of heartbeat periods.
 
 The shorter time applies.
 """
@@ -104,9 +104,9 @@ class CheckpointSpec(Section):
     )
     staging: typing.Literal["blocking", "overlapped"] = Field(
         "blocking",
-        description="Staging of a save. blocking: training waits for the copy. overlapped: state that only the "
-        "optimizer changes is copied during the next forward and backward pass, from a copy on the accelerator if "
-        "the accelerator has enough free memory.",
+        description="Staging of a save. blocking: training waits for the copy. overlapped: training continues while "
+        "state that only the optimizer changes is copied. If the accelerator has enough free memory, this state is "
+        "first copied within the accelerator.",
     )
     staging_buffers: int = Field(
         1,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
 _FEW_RETRIES: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=10)}
-"""Retries of `check` and `reach`. The number is small, because a person waits for the answer."""
+"""Retries of `check` and `reach`. There are few retries, because a person waits for the answer."""
 _BULK_RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(minutes=4)}
 """Retries of large requests.
 

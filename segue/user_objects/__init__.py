@@ -25,7 +25,8 @@ _METRIC_WORDS = frozenset(
 
 
 def attribute(value: Any, name: str, default: Any = None) -> Any:
-    """Return an attribute. If it is missing, or if reading it raises an exception, return the default."""
+    """Return an attribute. If the attribute is missing, or if reading the attribute raises an exception, return the
+    default."""
     try:
         return getattr(value, name, default)
     except Exception:  # A property or a `__getattr__` of the user raised; the attribute counts as missing.

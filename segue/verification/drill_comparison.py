@@ -55,7 +55,8 @@ class Resume(Value):
 
     @property
     def lost(self) -> tuple[Finding, ...]:
-        """Values that training carries from step to step and that the resume lost, even if the steps are equal."""
+        """Findings about values that training carries from step to step, and that the resume lost. The steps may still
+        be equal."""
         return tuple(finding for finding in self.verdict.findings if finding.channel == CARRIED)
 
     @property

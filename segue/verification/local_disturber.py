@@ -149,8 +149,8 @@ def is_due(
     """Whether the disturber must end the attempt of a plan now, for this target.
 
     A kill waits until enough steps after the newest commit are known. Enough is the number that a resume compares, or
-    the number between two saves. If a save comes before the seal of the previous save, there are no sealed steps. In
-    this case, the function uses the rows of the newest heartbeat, which `beaten` returns.
+    the number between two saves. If a save comes before the seal of the previous save, there are no sealed steps. Without
+    sealed steps, the function uses the rows of the newest heartbeat, which `beaten` returns.
     """
     newest, attempt = history.newest, history.attempt_of(plan.segment, plan.attempt)
     if newest is None or newest.manifest.step < target.step or attempt is None or newest.ref not in attempt.commits:

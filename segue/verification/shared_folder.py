@@ -35,7 +35,8 @@ class SharedFolder:
 
     @contextmanager
     def hiding(self) -> Iterator[HiddenFiles]:
-        """Provide an object that can hide new files of this folder. The end of the block puts the hidden files back."""
+        """Provide an object that hides new files of this folder on request. At the end of the block, the hidden files
+        return."""
         hidden = HiddenFiles(self._folder, self._known, apart=self._apart)
         try:
             yield hidden

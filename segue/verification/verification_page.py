@@ -16,7 +16,8 @@ VERIFY_FAILED = "segue.verify.failed"
 
 
 def headline(history: Sequence[Verification], *, now: datetime) -> str:
-    """Return one line with the newest outcome, and the time since when all verifications have passed."""
+    """Return one line with the newest outcome. The line also says since when all verifications have passed, or which
+    one passed last."""
     newest = history[-1]
     streak = green(history, now=now)
     if streak is not None:

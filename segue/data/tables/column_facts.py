@@ -166,9 +166,7 @@ class _Column:
                 pattern.other = begin + row, cells[row].as_py()
 
     def _problem(self) -> dict[str, Any]:
-        """Return the reason why a column of text probably should have another type.
-
-        The reason is that most cells of the column fit this other type.
+        """If most cells of a column of text fit another type, return the problem and its fix.
         """
         if self.kind is None or not pa.types.is_string(self.kind):
             return {}

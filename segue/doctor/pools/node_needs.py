@@ -1,6 +1,7 @@
 """Finds the nodes of a Kubernetes cluster on which a pod may run, by the pod's nodeSelector and required nodeAffinity.
 
-The module is pure. It also contains the grace period that each platform gives to pods on spot nodes. This grace period
+The module is pure. The module also defines the grace period that each platform gives to pods on spot
+nodes. This grace period
 overrides the value in the pod's template.
 """
 

@@ -169,8 +169,9 @@ def recover_run(
 def stop_if_cancelled(client: SyncPrefectClient, runlog: RunLog) -> None:
     """Stop a run before it is started again, if a person cancelled the flow run of its parent.
 
-    A parent that was killed while it was ending has not stopped the run. The late report of the parent's segment would
-    then end the new run.
+    If a parent was killed while it was ending, the parent has not stopped the
+    run. Without the stop, the late report of the
+    parent's segment would end the new run.
 
     Raises:
         StoreReadError, StoreWriteError: a retry is safe.
@@ -198,7 +199,8 @@ def _give_up_slow(client: SyncPrefectClient, runs: list[FlowRun], *, now: dateti
 def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentRecord) -> list[FlowRun]:
     """Return the flow runs of a run's parents, the newest first.
 
-    The result has no flow runs for a run with the same id in another store. The result always has the parent in the
+    If another store has a run with the same id, the flow runs of that run are not in the
+    result. The result always has the parent in the
     record `dead`. A parent that was started from the UI or by `retrain` has no tag with the run id.
     """
     found = client.read_flow_runs(
@@ -286,7 +288,8 @@ def _is_cancelled(run: FlowRun) -> bool:
 
 
 def _backoff_seconds(restarts: list[FlowRun], *, now: datetime) -> float:
-    """Return the seconds until the next start. Each start that wrote nothing to the log doubles this time."""
+    """Return the seconds until the next start. After each start that wrote nothing to the log, the wait is twice as
+    long."""
     if not restarts or restarts[0].state is None:
         return 0.0
     wait = min(FIRST_BACKOFF_SECONDS * 2.0 ** (len(restarts) - 1), LONGEST_BACKOFF_SECONDS)

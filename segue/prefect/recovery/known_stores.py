@@ -79,8 +79,8 @@ class StoreKeeper:
         self._looked_at: dict[str, float] = {}
 
     def keep(self, client: SyncPrefectClient, store: StoreSpec, *, clock: Clock, period_seconds: float) -> None:
-        """Update the Variable of a store. Do nothing if a parent of this process updated it less than half a period
-        ago.
+        """Update the Variable of a store. If a parent of this process updated the Variable less than half a period ago,
+        do nothing.
 
         Raises:
             httpx.HTTPError, PrefectHTTPStatusError: a retry is safe.
@@ -187,7 +187,8 @@ def _variables(client: SyncPrefectClient, name: str, *, clock: Clock) -> tuple[l
 
 
 def _time_of(answer: httpx.Response) -> datetime | None:
-    """Return the time of the answer by the server's clock. Return None if the answer has no date."""
+    """Return the date in the header of the answer, which comes from the server's clock. If there is no date, return
+    None."""
     try:
         found = parsedate_to_datetime(answer.headers["date"])
     except (KeyError, TypeError, ValueError):
@@ -208,7 +209,8 @@ def _store_in(client: SyncPrefectClient, run: FlowRun) -> StoreSpec | None:
 
 
 def _folder_of(client: SyncPrefectClient, run: FlowRun) -> Path:
-    """Return the working folder of a deployment's flow runs. Return the current folder if the deployment sets none."""
+    """Return the working folder of a deployment's flow runs. If the deployment sets no folder, return the current
+    one."""
     try:
         deployment = client.read_deployment(run.deployment_id) if run.deployment_id is not None else None
     except ObjectNotFound:

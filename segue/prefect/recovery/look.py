@@ -197,7 +197,7 @@ def end_never_begun(client: SyncPrefectClient, *, now: datetime) -> Looked:
 
     Each flow run was cancelled after a worker had taken it, while its process was starting. The worker finds no process
     to end, the engine refuses to run the flow run, and Prefect leaves the state at Cancelling. `now` is the server's
-    time. If the process begins later, it reads the new state and ends too.
+    time. If a process of such a flow run begins later, the process reads the state Cancelled and ends.
     """
     done: list[str] = []
     try:

@@ -34,7 +34,7 @@ PERIOD_SECONDS = 30.0
 _FIRST_SECONDS = 3.0
 """Seconds before the watch starts, so that the parent first submits its first segment.
 
-If the parent dies earlier, recovery detects the death from the state of the flow run.
+If the parent dies before the watch starts, recovery detects this from the state of the flow run.
 """
 
 

@@ -140,7 +140,7 @@ def _is_by_worker(state: State) -> bool:
 
 
 def _unsettled(client: SyncPrefectClient, *, now: datetime, tags: FlowRunFilterTags | None = None) -> list[FlowRun]:
-    """Return the segments' flow runs that have not ended, and those that an outage of the API has recently ended."""
+    """Return the segments' flow runs that have not ended, or that recently ended because of an outage of the API."""
     unfinished = _segments(client, FlowRunFilter(state=_UNFINISHED, tags=tags))
     lately = FlowRunFilterEndTime(after_=now - _LOOKED_BACK)
     ended = _segments(client, FlowRunFilter(state=_ENDED_BADLY, end_time=lately, tags=tags))

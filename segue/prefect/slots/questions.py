@@ -1,4 +1,4 @@
-"""Asks in the Prefect UI if a candidate should be promoted. Until the answer, the flow run that asks is suspended.
+"""Asks in the Prefect UI if a candidate should be promoted. The flow run that asks is suspended until a person answers.
 
 Prefect only transports the answer. The model's log records the decision, so segue may safely ask the question again.
 """

@@ -1,4 +1,4 @@
-"""Updates the artifacts of a run in the Prefect UI: their keys, and the view of the run that they show."""
+"""Updates the artifacts in the Prefect UI that show the current view of a run, and defines the artifacts' keys."""
 
 from __future__ import annotations
 

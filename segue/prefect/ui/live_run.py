@@ -182,7 +182,8 @@ class LiveRun:
 
 
 class _Turns:
-    """Lets the runs of this process draw their plots one after the other, with at most a tenth of a core together."""
+    """Lets the runs of this process draw their plots one after the other. All plots together use at most a tenth of a
+    core."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
