@@ -67,7 +67,8 @@ class Session:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the attempt ends at the next safe point. If it does, the script may shorten a long evaluation."""
+        """Whether the attempt ends at the next safe point. If the attempt ends, the script may shorten a long
+        evaluation."""
         return self._host.should_stop
 
     def track(self, **objects: Any) -> None:

@@ -1,5 +1,5 @@
-"""The tasks of scheduled retraining: they choose and check a slot's window, begin with a version, evaluate the
-candidate, and publish pages. They also begin slots for new or drifted data."""
+"""The tasks of scheduled retraining: they choose and check a slot's window, pass on the weights of a version, evaluate
+the candidate, and publish pages. They also begin slots for new or drifted data."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Creates the SQLite database of a local Prefect server as a copy of a template without flow runs.
 
-The copy saves ten seconds of a core: Prefect's migrations would take seven seconds, and segue's deployments three.
+The copy saves ten seconds of a core: seven for Prefect's migrations, and three for segue's deployments.
 """
 
 from __future__ import annotations

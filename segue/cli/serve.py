@@ -24,8 +24,8 @@ def serve(
 
     Start this command in the folder that the deployments set as working_dir. A parent runs in a separate process if its
     job has another folder, its own command or its own variables. Every other flow run of the pool also runs in a
-    separate process. The command runs until Ctrl-C or SIGTERM. If OTEL_METRICS_EXPORTER is prometheus or otlp, it
-    exports the metrics of its runs.
+    separate process. The command runs until Ctrl-C or SIGTERM. If OTEL_METRICS_EXPORTER is prometheus or otlp, the
+    command exports the metrics of its runs.
 
     Exit code 130: ended by Ctrl-C. 143: ended by SIGTERM. 2: the server or the pool cannot be used, or the metrics
     cannot be exported.

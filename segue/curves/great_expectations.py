@@ -90,7 +90,7 @@ def build_docs(context: Any, folder: Path) -> None:
     """Write the Data Docs of a context into the folder of its site, as pages that need no internet.
 
     The function escapes all texts in the context, because Great Expectations writes names and values into its pages
-    without escaping. Without the escapes, the name of a column could run a script.
+    without escaping. Otherwise a column could have a name that runs a script in the browser.
     """
     _escape_texts(context)
     context.build_data_docs(site_names=[SITE])

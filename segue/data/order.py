@@ -28,7 +28,7 @@ _LAST_SHIFT = np.uint64(31)
 _BLOCK_SAMPLES, _BLOCKS_KEPT = 32_768, 4
 """Number of positions that one call permutes, and number of permuted blocks that the cache keeps.
 
-For a single batch, the overhead of the calls would exceed the arithmetic.
+If a call permuted only one batch, its overhead would exceed the arithmetic.
 """
 
 

@@ -98,7 +98,8 @@ def examine(items: Iterable[Item], *, on_begin: Callable[[str], None] | None = N
 
 
 def worst(results: Sequence[Result]) -> Result:
-    """Return the worst of several results of one check, with all reasons and fixes of this outcome."""
+    """Return the worst of several results of one check. It combines the reasons and fixes of all results with this
+    outcome."""
     order = (
         CheckOutcome.OK,
         CheckOutcome.SKIPPED,

@@ -65,7 +65,8 @@ def judge(rounds: Sequence[Round], *, racers: int) -> Result:
         return fail("every writer of a key failed", fix="see the other checks of the store.")
     nobody = next((race for race in rounds if not race.winners and race.stored not in race.racers), None)
     if nobody is not None:
-        return fail("no writer of a new key was told that it created the key, so none could claim the run", fix=_FIX)
+        return fail("several writers wrote a new key, but no writer learned that it had created the key, so none could "
+        "claim a run", fix=_FIX)
     return ok(f"{len(rounds)} races of {racers} writers: one winner each")
 
 

@@ -112,7 +112,8 @@ class Subject:
     def save_seconds(self) -> tuple[float, str] | None:
         """Return the usual duration of a save in seconds, and the source of this measurement.
 
-        The source is the run's attempts. If the attempts measured no save, the source is the rehearsal.
+        The measurement comes from the run's attempts. If no attempt measured a save, the measurement comes from the
+        rehearsal.
         """
         measured = save_seconds(self.history) if self.spec is not None else None
         if measured is not None:

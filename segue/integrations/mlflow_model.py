@@ -71,7 +71,7 @@ def _trained(spec: RunSpec, store: StoreSpec) -> Recipe:
 def _inputs_of(recipe: Recipe) -> tuple[torch.Tensor, ...] | None:
     """Return the arguments that the recipe passes to the model for a first batch.
 
-    If an argument is not a tensor by position, return None.
+    If an argument is passed by name or is not a tensor, return None.
     """
     batch = next(iter(recipe.data))
     with _first_call(recipe.model) as call, torch.no_grad():

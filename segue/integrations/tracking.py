@@ -43,7 +43,8 @@ def tracking(
 ) -> Iterator[None]:
     """While the block runs, send the steps of the run to its trackers.
 
-    The end of the block sends the remaining steps, and the end of the run if the run has ended. After an exception, the
+    When the block ends, segue sends the remaining steps. If the run has ended, segue also sends its
+    end. After an exception, the
     block does not wait, and the process that continues the run sends the remaining steps. If a tracker fails or hangs,
     segue logs the failure, and the run continues. `segue track RUN` sends the missing steps.
     """

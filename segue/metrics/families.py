@@ -44,7 +44,7 @@ class MeasuredRun:
 
     @cached_property
     def preemptions(self) -> list[Preemption]:
-        """The preemptions before the newest claim. The stop reason of a later preemption may still be corrected."""
+        """The preemptions of all attempts except the newest one, whose stop reason may still change."""
         decided = {(each.claim.segment, each.claim.attempt) for each in self.history.attempts[:-1]}
         found = preemptions(self.spec, self.history, beat=self.view.beat)
         return [one for one in found if (one.segment, one.attempt) in decided]

@@ -27,7 +27,8 @@ from segue.prefect.state_words import TAG_START, is_by_a_person, word_of
 log = logging.getLogger(__name__)
 
 SILENCE = (httpx.HTTPError, PrefectHTTPStatusError)
-"""The exceptions of a request without a usable answer. `require_silence` separates missing answers from refusals."""
+"""The exceptions of a request without a usable answer. `require_silence` determines whether such an exception means a
+missing answer or a refusal."""
 
 ANSWER_SECONDS = 5.0
 """Longest wait for one answer, in seconds."""
@@ -134,7 +135,7 @@ def create_flow_run(client: SyncPrefectClient, deployment_id: UUID, **facts: Any
 def wait_for_api(*, limit_seconds: float, clock: Clock | None = None) -> bool:
     """Wait until the API answers. Return False at the time limit.
 
-    Flows call this function at their end, where the engine makes only one request.
+    Flows call this function before they end, because the engine sends the final state in only one request.
     """
     clock = clock or SystemClock()
     give_up_at = clock.monotonic() + limit_seconds
@@ -165,7 +166,8 @@ def is_cancelled(flow_run_id: UUID) -> bool:
 def tagged(flow_run_id: UUID | str | None, state: State[Any]) -> State[Any]:
     """Tag a flow run with the word of its state, if the state has a word. Return the state.
 
-    Lists of flow runs show only tags. A failure is only logged, because the state's message also has the word.
+    Lists of flow runs show only tags. If the request fails, the function only logs this, because the state's message
+    also has the word.
     """
     word = word_of(state)
     if word is None or not flow_run_id:

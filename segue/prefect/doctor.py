@@ -85,8 +85,8 @@ def items(subject: Subject) -> list[Item]:
 
 
 def server() -> Result:
-    """Check that the server answers and gives access. The health endpoint is not enough, because it needs no
-    credentials.
+    """Check that the server answers and gives access. A request to the health endpoint is not enough, because it
+    succeeds without credentials.
     """
     with quick_client() as client:
         problem = client.api_healthcheck()

@@ -54,7 +54,7 @@ _LEAST_TURNS, _TURNS = 2, 4
 _PAGE = 100
 """Number of flow runs in one answer. By default, a server returns at most 200 flow runs."""
 _DATE_STEP = timedelta(seconds=1)
-"""Resolution of the server's date. Requests for the flow runs that wait now use this date."""
+"""Resolution of the server's date. To find the flow runs that wait at this moment, requests use this date."""
 _HOLDING = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING]))
 """States in which a flow run holds a slot of a pool or queue.
 

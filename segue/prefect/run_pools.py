@@ -82,7 +82,8 @@ def require_pools(
 
 
 def own_pool() -> tuple[str | None, str | None]:
-    """Return the pool and the queue of the current flow run. Both are None outside a flow run or without an answer."""
+    """Return the pool and the queue of the current flow run. If there is no flow run, or if the server does not answer,
+    both are None."""
     flow_run_id = own_flow_run_id()
     if flow_run_id is None:
         return None, None

@@ -18,7 +18,8 @@ from segue.records import SegmentReport, StopReason
 from segue.units import duration
 
 TAG_START = "ended: "
-"""Prefix of a tag that says how a flow run ended. It has a colon, because no tag with a run id has a colon."""
+"""Prefix of a tag that says how a flow run ended. The colon distinguishes it from tags with a run id, which have no
+colon."""
 
 
 class Word(StrEnum):
@@ -48,7 +49,7 @@ class Word(StrEnum):
     NOT_CONTINUOUS = "Not continuous"
     NOT_PROVEN = "Not proven"
     DELETED = "Deleted"
-    """The word for a deleted flow run. Only a parent uses this word, and never sets it on a server."""
+    """The word for a deleted flow run. Only a parent uses this word. No flow run on a server has it as a state."""
 
     @property
     def type(self) -> StateType:

@@ -116,7 +116,7 @@ class Reached(NamedTuple):
         return f"{self.doing}, step {self.step} of {self.steps}"
 
     def is_news_after(self, before: Reached | None) -> bool:
-        """Whether this progress needs a new line after the line for `before`.
+        """Whether this progress needs a line of its own, if the last line showed `before`.
 
         A new line is needed if a new activity has begun, or if another tenth of the steps is done.
         """

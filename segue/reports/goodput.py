@@ -33,7 +33,7 @@ _NAMES = {
     "rehearsal": "rehearsal",
     "end": "end",
 }
-"""Maps each phase to the cause of those seconds of the phase that are not training."""
+"""Maps each phase to a cause. All seconds of the phase that are not training count for this cause."""
 CAUSES = (TRAINING, *_NAMES.values(), STANDBYS, WITHDRAWN)
 """All causes. For logs of older versions, `start` also contains the seconds of build, restore and replay."""
 _SHOWN_SHARE = 0.005
@@ -115,7 +115,7 @@ def goodput_of_attempt(history: History, report: SegmentReport, *, lost_steps: i
 
 
 def goodput_by_attempt(history: History) -> list[tuple[SegmentReport, Goodput]]:
-    """Return the paid seconds by cause of each attempt that has ended, the oldest first."""
+    """Return the report and the paid seconds by cause of each ended attempt, in order of time."""
     ended = zip(history.last_reports(), _lost_steps(history), strict=True)
     return [(report, goodput_of_attempt(history, report, lost_steps=steps)) for report, steps in ended]
 
@@ -123,7 +123,7 @@ def goodput_by_attempt(history: History) -> list[tuple[SegmentReport, Goodput]]:
 def charges_by_cause(history: History, charges: Iterable[Charge]) -> list[tuple[str, Charge]]:
     """Return the charges of a run, divided by cause. The charges may be those of one month.
 
-    Each charge of an attempt is divided in proportion to the seconds by cause of the whole attempt.
+    Each charge of an attempt is divided in the same proportions as the seconds of this attempt.
     """
     of_attempt = {id(report): known for report, known in goodput_by_attempt(history)}
     found = []

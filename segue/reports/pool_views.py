@@ -17,10 +17,10 @@ from segue.records import SeenInterval, SeenPools
 from segue.units import duration
 
 AGES_HOURS = (0.25, 1.0, 4.0, 16.0)
-"""Ages of an up interval in hours. They are the limits of the age ranges in `ends_by_age`."""
+"""Ages of an up interval in hours. These ages are the limits of the ranges in `ends_by_age`."""
 _CELL_SECONDS = 600.0
 _FEWEST_CELLS = 36
-"""Smallest number of ten-minute cells with known states of both pools for which a correlation is shown (6 hours)."""
+"""A correlation is shown only if the states of both pools are known for this number of ten-minute cells (6 hours)."""
 _UP, _DOWN = "#2f6db0", "#dddddd"
 
 

@@ -51,7 +51,7 @@ class RunCharges:
 
 @dataclass(frozen=True)
 class CostRow:
-    """One line of a cost report: the values of its name columns, and the parts of charges whose sum it shows."""
+    """One line of a cost report: its names, and the parts of charges that the line adds up."""
 
     names: Mapping[str, str | int]
     parts: Sequence[Part] = field(repr=False)

@@ -255,8 +255,8 @@ def subgroups(
 ) -> Subgroups:
     """Return the subgroups of a column: the values with at least `least` counted rows.
 
-    Values with fewer rows form one joint subgroup. `before` contains the rows of each value at the evaluation of the
-    model in service. None means that these numbers are unknown.
+    Values with fewer rows form one joint subgroup. `before` contains the number of rows of each value when the model in
+    service was evaluated. None means that these numbers are unknown.
     """
     names, codes = _values(frame[column], column)
     counts = np.bincount(codes[counted], minlength=len(names))

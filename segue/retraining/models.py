@@ -223,7 +223,7 @@ def expired(version: int, decide_by: datetime) -> Decision:
 
 
 class _RecordedError(Exception):
-    """Cancels an append whose record another process has already written."""
+    """Cancels an append, because another process has already written the same record."""
 
 
 def require_new_data(models: Models, window: Window, *, slot: datetime) -> None:

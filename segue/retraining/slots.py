@@ -115,7 +115,8 @@ class Overlap(NamedTuple):
 
 
 def overlap_of(spec: RetrainSpec, slot: datetime, others: Iterable[datetime]) -> Overlap:
-    """Return the reaction of a slot to other slots that run now. A slot never waits for later slots."""
+    """Return whether a slot starts, waits, is skipped or replaces other slots, if `others` run
+    now. A slot never waits for later slots."""
     earlier = sorted(other for other in others if other < slot)
     if not earlier:
         return Overlap("go")

@@ -44,7 +44,7 @@ class Entry(Record):
     log_id: str = Field(
         "",
         description="Id of the log for which this record was written: the entry id of the first record of the log. "
-        "Empty in the first record itself, and in records of older versions.",
+        "The id is empty in the first record itself, and in records that older versions of segue wrote.",
     )
 
 
@@ -183,7 +183,8 @@ class ReportEntry(Entry):
 
 
 class HandoverEntry(Entry):
-    """The record before the parent recalls an on-demand attempt, because a standby has booted and takes over."""
+    """The record that a standby has booted and takes over. The parent writes it before it recalls the on-demand
+    attempt."""
 
     kind: Literal["handover"] = "handover"
     standby: str = Field(alias="spare")

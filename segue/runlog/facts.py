@@ -94,7 +94,7 @@ class History:
     """Untracked state, and damaged parts of the loss curve, as reported with the commits."""
     decisions: tuple[DecisionEntry, ...] = ()
     decision_prices: tuple[Mapping[str, float], ...] = ()
-    """The prices by deployment at each decision. A mapping is empty if the prices of the run spec applied."""
+    """The prices by deployment at each decision. If the prices of the run spec applied, the mapping is empty."""
     prices: PricesEntry | None = None
     """The newest prices from the price source that the run spec names."""
     seen_pools: SeenPools = SeenPools()  # noqa: RUF009 - frozen

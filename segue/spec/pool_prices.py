@@ -27,7 +27,7 @@ class PriceSource(NamedTuple):
 
     kind: Literal["file", "cmd", "aws"]
     argument: str
-    """The path of the file, the command, or the spot market of pools without a `market`."""
+    """For `file` the path, for `cmd` the command, and for `aws` the spot market of pools without a `market`."""
 
 
 def _transfer_price(pool: str) -> Any:

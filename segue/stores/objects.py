@@ -57,7 +57,7 @@ _CODES = {
 }
 """Maps error codes of the S3 API to reasons in error messages."""
 _CONFLICT_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Pauses in seconds after each wrong answer of the bucket that the object already exists."""
+"""Pauses in seconds between repeated requests, if the bucket wrongly answers that the object already exists."""
 
 
 class ObjectStore(ABC):

@@ -122,7 +122,7 @@ class Variables:
     def _may_come(self, name: str) -> bool:
         """Whether the holder may later get a variable with this name.
 
-        For a function, this is possible only if the function's code names the variable.
+        A function can get such a variable only if its code names the variable.
         """
         if not isinstance(self._holder, types.FunctionType):
             return True

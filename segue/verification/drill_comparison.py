@@ -48,7 +48,8 @@ class Resume(Value):
 
     @property
     def is_sound(self) -> bool:
-        """Whether the resume has no known problem. The comparison of the final states covers steps without a replay."""
+        """Whether the resume has no known problem. Steps without a replay are covered by the comparison of the final
+        states."""
         kind = self.verdict.kind
         is_excused = kind is VerdictKind.UNVERIFIED and self.excuse is not None
         return not self.lost and (kind in _PROVEN or is_excused)

@@ -143,7 +143,7 @@ class DrillReport(Record):
     def _elsewhere(self) -> Problem:
         """The problem that a resume on another machine does not find files that the runs wrote."""
         files = " and ".join(self.hidden[:_MOST_FILES])
-        sentence = f"the last resume was made as on another machine, without these files of the script: {files}"
+        sentence = f"the last resume simulated another machine, which does not have these files of the script: {files}"
         fix = "keep the data of these files in the run's state, by run.track() or run.commit_folder()"
         return Problem(component="files", sentence=sentence, fix=f"{fix}; then run `segue drill` again.")
 

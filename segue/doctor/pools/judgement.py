@@ -21,7 +21,8 @@ Judge = Callable[[PoolState, Needs], Result | None]
 
 @dataclass(frozen=True)
 class OfJobs:
-    """A check of a pool's jobs, for pools of the types `types`. If the jobs are unknown, the check is skipped."""
+    """A check of a pool's jobs, which applies only to some types of
+    pools. If the jobs are unknown, the check is skipped."""
 
     look: Callable[[PoolState, PoolJob, Needs], Result]
     types: tuple[str, ...]
@@ -70,7 +71,7 @@ def judge(name: str, segments: Sequence[PoolState], parents: Sequence[PoolState]
 
 
 def refusals(states: Sequence[PoolState], needs: Needs) -> list[Result]:
-    """Return the failed checks, because of which segments cannot run correctly on these pools."""
+    """Return the failed checks. If there are any, segments cannot run correctly on these pools."""
     return [result for result in _results(JUDGES, states, needs) if result.outcome is CheckOutcome.FAIL]
 
 

@@ -45,7 +45,7 @@ PARENT_DEPLOYMENT = "train/train"
 FIRST_BACKOFF_SECONDS = 10.0
 LONGEST_BACKOFF_SECONDS = 1800.0
 _START_SECONDS = 180.0
-"""Seconds from a new start of a parent to its first heartbeat, after which recovery creates another start."""
+"""If a newly started parent sends no heartbeat for this number of seconds, recovery creates another start."""
 _PROCESS_START_SECONDS = 45.0
 """Seconds from a new start of a parent to its first heartbeat, if no image has to be pulled.
 

@@ -56,7 +56,7 @@ class RecoveryWatch:
         flow_run_id: UUID | None,
         show: Callable[[str | None], None] = lambda _: None,
     ) -> None:
-        """`show` gets the reason why nothing would start the parent again. If the reason no longer applies, `show` gets
+        """If nothing would start the parent again, `show` gets the reason. If the reason no longer applies, `show` gets
         None.
         """
         self._spec, self._parent, self._clock, self._logger, self._show = store, parent, clock, logger, show

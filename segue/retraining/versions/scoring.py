@@ -169,7 +169,7 @@ def nan_weights(state: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _nan_rows(value: object) -> int:
-    """Return the number of rows with nan in a tensor. Return 0 for other values, and e.g. for sparse tensors."""
+    """Return the number of rows with nan in a tensor. If the value is not a dense tensor of floats, return 0."""
     if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS or value.layout is not torch.strided:
         return 0
     if value.is_nested or not value.numel():
