@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _take_flow_run() -> bool:
-    """Import the modules of a segment. Then read the variables of a flow run from standard input.
+    """Import the modules of a segment. After the import, read the variables of a flow run from standard input.
 
     If the worker has ended, return False.
     """

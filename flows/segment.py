@@ -89,7 +89,7 @@ def _state_of_left(left: Left) -> State[Any]:
 
 
 class _Cancellation:
-    """Turns a cancellation of this flow run, or of the parent's, into a notice, because containers get no signal."""
+    """Makes a notice if this flow run or the parent's flow run is cancelled, because containers get no signal."""
 
     def __init__(self, relay: NoticeRelay, flow_runs: list[str | None]) -> None:
         self._relay = relay

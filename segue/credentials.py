@@ -1,7 +1,8 @@
 """Finds credentials in texts before segue stores or shows the texts.
 
 The form of a value, or its name, shows that the value is a credential. If a text that segue would store contains a
-credential, segue refuses the text. If segue shows a text, segue first removes its credentials. A reference to a secret
+credential, segue refuses the text. Before segue shows a text, segue removes all credentials from
+it. A reference to a secret
 (`$NAME`, `env:NAME`) is not a credential.
 """
 
@@ -132,8 +133,8 @@ def masked(text: str) -> str:
 def redacted(text: str) -> str:
     """Return the text without credentials and without the secrets in this process's environment.
 
-    A value that looks like a credential, or whose name is a credential's name, is a credential. A secret of the
-    environment is the value of a variable with such a name. Quoted and escaped forms of secrets are removed too.
+    A value that looks like a credential, or whose name is a credential's name, is a credential. If an environment
+    variable has the name of a credential, its value is a secret. Quoted and escaped forms of secrets are removed too.
     """
     for secret in _secrets_of(tuple(os.environ.items())):
         text = text.replace(secret, HIDDEN)

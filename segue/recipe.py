@@ -70,7 +70,7 @@ class Recipe:
     loss: Callable[[nn.Module, Any], Any] = None  # type: ignore[assignment]
     """A function of the model and a batch on the model's device.
 
-    The function returns a scalar tensor, or a dict of scalar tensors. If it returns a dict, training uses the value
+    The function returns a scalar tensor, or a dict of scalar tensors. If the result is a dict, training uses the value
     `loss` of the dict. If the dict has no `loss`, training uses the sum of all values. The loss curve also shows all
     other values of the dict.
     """
@@ -78,7 +78,8 @@ class Recipe:
     """A function that makes a whole training step and replaces `loss`.
 
     Its arguments are the model, a batch and `optimizer`. The function clears the gradients, computes the loss and the
-    gradients, clips the gradients, and updates the weights. It returns what `loss` would return, as tensors or numbers.
+    gradients, clips the gradients, and updates the weights. The return value is the same as that of `loss`: a tensor, a
+    number, or a dict of these.
     Then segue steps the schedulers. A recipe with a `step` function trains in one process only.
     """
     accumulate: int = 1
@@ -112,7 +113,7 @@ class Recipe:
     early_stop: EarlyStop | None = None
     """The rule that ends the run if the metric of `evaluate_every` does not improve for some evaluations."""
     epochs: int | None = None
-    """Number of epochs after which the run ends. If the run reaches its goal in steps earlier, it ends there."""
+    """Number of epochs after which the run ends. If the run reaches its goal in steps first, it ends at that step."""
     clip_grad_norm: float | None = None
     """Maximum norm of the gradient.
 
@@ -138,8 +139,9 @@ class Recipe:
     on_notice: Callable[[Notice], None] | None = None
     """A function that rank 0 calls when a notice ends the attempt, before the last checkpoint.
 
-    Rank 0 also calls the function once for each hint. The function runs in a separate thread. Rank 0 waits for it at
-    most 5 s, or less if the last checkpoint needs the time. If no time is left, rank 0 does not call the function.
+    Rank 0 also calls the function once for each hint. The function runs in a separate thread. Rank 0 waits at most 5 s
+    for the function. If the last checkpoint needs this time, rank 0 waits
+    less. If no time is left, rank 0 does not call the function.
     segue logs exceptions of the function. The function must not change training state.
     """
     gives_metrics: bool = field(init=False, default=False, repr=False)

@@ -102,9 +102,9 @@ def begin_with_version(spec: RetrainSpec, start: SlotStart) -> None:
 def evaluate_candidate(spec: RetrainSpec, start: SlotStart) -> Models:
     """Publish the candidate that the slot's run trained, and promote it if it is better than the version in service.
 
-    If promotions need a person's approval, a better candidate waits for the approval. One record contains the promotion
-    or the wait. segue writes the record only if the version in service is still the compared version. If it is not,
-    segue compares the candidate again.
+    If promotions need a person's approval, a better candidate waits for the approval. segue writes the promotion or the
+    wait as one record. If another version has come into service since the comparison, segue compares the candidate
+    again.
     """
     place, logger = store_of(spec), get_run_logger()
     log = ModelsLog(open_store(place), spec.name, spec=place)
@@ -172,8 +172,9 @@ def look_for_triggers(spec: RetrainSpec, *, now: datetime) -> tuple[str, ...]:
 def start_triggered(spec: RetrainSpec, *, now: datetime) -> tuple[str, ...]:
     """Start the flow runs of requested slots that have not begun. Return one line about each slot.
 
-    Recovery does not see a flow run that ended before its first heartbeat. Therefore this task starts the slot's flow
-    run again, at most five times. If this task crashes, the next check continues the work, because each start has an
+    Recovery does not see a flow run that ended before its first heartbeat. To restart such a slot, this task starts the
+    slot's flow run again, at most five
+    times. If this task crashes, the next check continues the work, because each start has an
     idempotency key.
 
     Raises:

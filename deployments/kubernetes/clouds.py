@@ -26,7 +26,7 @@ class Cloud:
     If the cloud has no such label, the value is None.
     """
     is_spot_tainted: bool
-    """Whether spot nodes may have their label as a taint.
+    """Whether spot nodes may also have `spot_label` as a taint.
 
     On AKS, all spot nodes have this taint. On GKE, a node has this taint only if GKE itself created the pool, or if a
     person set the taint for the pool.

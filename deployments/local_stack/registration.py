@@ -1,7 +1,7 @@
 """Registers pools and deployments at a local Prefect server, from the files that `segue init` writes.
 
-The registration through the API takes three seconds. If the server already has the pools and deployments, it takes
-almost no time. `prefect deploy --all` takes seven seconds, and needs a prefect.yaml in the folder.
+The registration through the API takes three seconds. If the server already has the pools and deployments, the
+registration takes almost no time. `prefect deploy --all` takes seven seconds, and needs a prefect.yaml in the folder.
 """
 
 from __future__ import annotations

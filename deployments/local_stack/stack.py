@@ -242,8 +242,8 @@ class LocalStack:
     def _keep_log_of_database(self) -> None:
         """Keep one connection to the server's SQLite database open while the stack runs.
 
-        When the last connection closes, SQLite removes the write-ahead log. A process that opens the database at this
-        moment may get SQLITE_BUSY (https://www.sqlite.org/wal.html, "Sometimes Queries Return SQLITE_BUSY In WAL
+        When the last connection closes, SQLite removes the write-ahead log. If a process opens the database during this
+        removal, it may get SQLITE_BUSY (https://www.sqlite.org/wal.html, "Sometimes Queries Return SQLITE_BUSY In WAL
         Mode"). The server opens a connection for every request. Without the connection of this method, the server
         would refuse many requests, and an engine waits for two seconds after a refused request. PostgreSQL needs no
         such connection.

@@ -26,7 +26,7 @@ _COLUMNS = ["step", *CHANNELS]
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A resume with a verdict. Its frames have the columns `step`, `loss`, `grad_norm` and `param_norm`."""
+    """A resume with a verdict. The columns of each frame are `step`, `loss`, `grad_norm` and `param_norm`."""
 
     segment: int
     attempt: int

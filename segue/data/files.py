@@ -25,7 +25,7 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "a
 _CLIENTS = ("botocore.", "aiobotocore.", "gcsfs.", "google.", "azure.", "aiohttp.")
 """Packages that the file systems s3fs, gcsfs and adlfs use. The errors of these packages have no common type."""
 _MARKS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "updated")
-"""Names of the entries in a listing that change if the content of a file changes."""
+"""Names of a listing's entries that get another value if the content of a file changes."""
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 """Entries of a listing that contain the time of a file's last write."""
 

@@ -70,7 +70,7 @@ def read_frame(
 ) -> pd.DataFrame:
     """Return the rows of local files, in order, with a new index from 0. The frame has all columns, or only `columns`.
 
-    `types` contains the types of a layout, so that some files of a window have the types of the whole window. If
+    `types` contains the types of a window's columns, so that a part of the window's files gets the same types. If
     `types` is None, the content of these files determines the types. If a file lacks a column of `types`, the rows of
     the file have no value in this column. Errors use `names` as the names of the files.
 

@@ -239,7 +239,7 @@ def grouped(feed: Feed, samples_seen: int, *, count: int) -> Iterator[Group]:
 
 _NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _BEFORE_THE_JOIN = 100
-"""Priority of a finalizer. With this value, multiprocessing calls the finalizer before it ends its child processes."""
+"""Priority of a finalizer that multiprocessing calls before multiprocessing ends its child processes."""
 
 _workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 _ended_at_exit: set[int] = set()

@@ -36,7 +36,7 @@ class Round:
     failed: int
     """Number of writers whose put failed with an error.
 
-    The store may still have written the object of such a writer.
+    In spite of the error, the store may have written the object.
     """
     stored: str | None
     """The bytes of the object after the race. If there is no object, the value is None."""
@@ -65,8 +65,11 @@ def judge(rounds: Sequence[Round], *, racers: int) -> Result:
         return fail("every writer of a key failed", fix="see the other checks of the store.")
     nobody = next((race for race in rounds if not race.winners and race.stored not in race.racers), None)
     if nobody is not None:
-        return fail("several writers wrote a new key, but no writer learned that it had created the key, so none could "
-        "claim a run", fix=_FIX)
+        return fail(
+            "several writers wrote a new key, but no writer learned that it had created the key, so none could "
+            "claim a run",
+            fix=_FIX,
+        )
     return ok(f"{len(rounds)} races of {racers} writers: one winner each")
 
 

@@ -54,8 +54,8 @@ def judge_save(seconds: float, *, step_seconds: float, notice_seconds: float, wh
 def newly_measured(spec: RunSpec, history: History) -> Result | None:
     """Return the warning or failure about the duration of a save, if the newest attempt measured a save.
 
-    If there is no problem, return None. If the newest attempt measured no save, also return None, so that a run that
-    waits for capacity does not log a warning twice.
+    If there is no problem, return None. If the newest attempt measured no save, also return None. Otherwise a run that
+    waits for capacity would log a warning twice.
     """
     reports, seconds = history.last_reports(), save_seconds(history)
     if seconds is None or reports[-1].save_seconds is None:

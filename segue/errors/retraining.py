@@ -149,7 +149,7 @@ class SlotEndedError(SegueError):
 
 
 class SameDataError(SegueError):
-    """A slot for new data has the data of another slot that trains or has trained."""
+    """A slot was started for new data, but another slot trains or has trained on the same data."""
 
     def __init__(self, *, name: str, slot: datetime) -> None:
         self.name, self.slot = name, slot

@@ -181,7 +181,7 @@ class MlflowTracker:
                 yield Metric(sent, value, _milliseconds(row.at), row.step)
 
     def _log_model(self, step: str) -> None:
-        """Log the weights as `model`, once for each last step.
+        """Log the weights as `model`. If the weights of this step are already logged, do nothing.
 
         If the weights cannot be logged, the MLflow run ends without them.
         """
@@ -232,7 +232,8 @@ def _milliseconds(at: datetime) -> int:
 
 
 def allowed_name(name: str) -> str:
-    """Return the name if MLflow accepts it. If not, return a similar name, for example `acc_at_5` for `acc@5`.
+    """Return the name if MLflow accepts it. If MLflow refuses the name, return a similar name, for example `acc_at_5`
+    for `acc@5`.
 
     MLflow accepts letters, digits, `_`, `-`, `.`, spaces, and `/` between parts that are valid file names.
     """

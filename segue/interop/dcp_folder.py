@@ -84,7 +84,7 @@ def optimizer_by_names(state: Mapping[str, Any], groups: list[list[str]]) -> dic
 def read_dcp(folder: Path) -> tuple[WeightsFile, dict[str, Any]]:
     """Return a record of the folder, and the model's tensors in the folder.
 
-    The model's tensors are the tensors below `model.`. If no name begins with `model.`, they are all tensors.
+    The names of the model's tensors begin with `model.`. If no name begins with `model.`, all tensors are the model's.
 
     Raises:
         WeightsFileError: the folder cannot be read or is damaged, or the index contains a class that no index needs.

@@ -35,7 +35,7 @@ from segue.trainer.workloads.state import PROGRESS
 
 _MODEL, _OPTIMIZER = "model", "optimizer"
 _RESERVED = ("config", "data_position", "loss_curve", "readme", "train_state")
-"""Names without suffix of the files beside the state.
+"""Names, without suffix, of the exported files that do not contain the state of a component.
 
 No component may have one of these names, in any case of letters.
 """
@@ -267,7 +267,8 @@ class OwnFolder(NamedTuple):
 
 
 def folder_of(snapshot: Snapshot) -> OwnFolder | None:
-    """Return the folder in a checkpoint. If a recipe or a program with tracked objects wrote it, return None.
+    """Return the folder in a checkpoint. If the checkpoint has no folder, because a recipe or a program with tracked
+    objects wrote it, return None.
 
     Raises:
         MalformedCheckpointError: a path leads out of the folder, or a file of the best model is not in the folder.

@@ -61,7 +61,7 @@ def fork_run(
     """Make a checkpoint of the run `source` the first checkpoint of another run in the same store.
 
     By default, the newest checkpoint is used. The fork has all state of the checkpoint, including the random streams
-    and the position in the data. Therefore a fork with an equal spec trains like the source. `reset` names the parts
+    and the position in the data. With an equal spec, the fork trains exactly like the source. `reset` names the parts
     that the fork does not use. The possible parts are:
 
     * "optimizer": the optimizer, the schedules and the loss scale.

@@ -75,7 +75,7 @@ def is_refusal(error: Exception) -> bool:
 
 
 def require_silence(error: Exception) -> None:
-    """Return if the API did not answer or is overloaded, because a retry may then help.
+    """Raise an error unless the API did not answer or is overloaded. In these two cases, a retry may help.
 
     Raises:
         OrchestratorError: the API refused the request.

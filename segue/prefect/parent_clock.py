@@ -4,7 +4,7 @@ once.
 The clock shows the time of the Prefect server or of the store, which is the reference for starts and deadlines.
 
 `segue serve` gives each of its parents a separate clock. If a parent runs in a container, it gets no signal when its
-flow run is cancelled. Parents outside `segue serve` therefore poll the state of their own flow run.
+flow run is cancelled. To detect this, all parents outside `segue serve` poll the state of their own flow run.
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ class PrefectOrchestrator:
     """Runs attempts and standbys as flow runs of the deployments in the run spec. A handle is an idempotency key.
 
     The class implements `segue.controller.orchestrator.Orchestrator`. No method waits for an API that does not answer.
-    Methods then return the last known states, and a separate thread repeats each request until the API accepts it.
+    If the API does not answer, methods return the last known states, and a separate thread repeats each request until
+    the API accepts it.
     `log_id` is the id of the run's log.
     """
 
@@ -316,8 +317,8 @@ def _shown_task_run(client: SyncPrefectClient) -> UUID | None:
     """Return the id of the current task run, which links the new flow run to the task run in the graph of the UI.
 
     Return None if the server refuses the task run. Prefect sends task runs to the server as events, which arrive
-    seconds later. A flow run can refer only to a task run that the server has. Therefore this function creates the task
-    run with its id, and the events later update the task run.
+    seconds later. A flow run can refer only to a task run that the server has. For this reason, this function creates
+    the task run under its own id. The later events update this task run.
     """
     context = TaskRunContext.get()
     if context is None or context.task_run.flow_run_id is None:

@@ -144,8 +144,8 @@ def is_by_a_person(state: State[Any]) -> bool:
 def state_of_run(action: str, message: str, *, late_seconds: float | None = None) -> State[Any]:
     """Return the state of a run: Completed if it reached its goal on time, Cancelled if a person stopped it, or Failed.
 
-    A run that reached its goal after its deadline is also Failed, because lists show only the type of a state. The
-    message then says that the goal is reached, and by how much the run is late.
+    A run that reached its goal after its deadline is also Failed, because lists show only the type of a state. For such
+    a run, the message says that the goal is reached, and by how much the run is late.
     """
     if action == "finished" and late_seconds is not None:
         if late_seconds > 0:

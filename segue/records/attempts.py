@@ -116,8 +116,8 @@ class PoolRequest(Value):
     deployment: str
     after_seconds: Seconds = Field(
         0.0,
-        description="Seconds from the decision to the request. If the attempt has a machine by then, there is no "
-        "request.",
+        description="Seconds from the decision to the request. If the attempt has a machine before this time has "
+        "passed, there is no request.",
     )
 
 
@@ -270,8 +270,8 @@ class SegmentReport(Record):
     leaves_machine: bool = Field(
         False,
         exclude_if=lambda is_set: not is_set,
-        description="Whether the next attempt needs another machine, because this one, or the machine of a slow rank, "
-        "is slow and can be avoided.",
+        description="Whether the next attempt avoids this machine, or the machine of a slow rank, because the machine "
+        "is slow.",
     )
     zone: str = Field(
         "",

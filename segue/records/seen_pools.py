@@ -19,7 +19,10 @@ class SeenInterval(Value):
     is_up: bool
     begun_at: Moment
     seconds: Seconds
-    has_ended: bool = Field(description="Whether the run observed the end: a preemption, or capacity after a wait.")
+    has_ended: bool = Field(
+        description="Whether the run observed the end of the interval: a preemption if capacity "
+        "was up, or new capacity if it was down."
+    )
 
     @property
     def ended_at(self) -> datetime:

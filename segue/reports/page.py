@@ -42,7 +42,7 @@ class RunView:
     beat: Heartbeat | None = None
     """The newest heartbeat of the attempt that has a machine."""
     waiting: str | None = None
-    """A text about what an attempt without a machine waits for.
+    """The reason why an attempt without a machine waits.
 
     If no attempt waits, the value is None.
     """

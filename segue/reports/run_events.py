@@ -26,7 +26,7 @@ FINISHED = "segue.finished"
 BUDGET = "segue.budget"
 STALE_PRICES = "segue.prices.stale"
 RECOVERY_SILENT = "segue.recovery.silent"
-"""Name of an event of a store, not of a run: the checks of recovery no longer complete."""
+"""Name of the event that recovery's checks no longer complete. The event belongs to a store, not to a run."""
 
 Fact = str | int | float | None
 

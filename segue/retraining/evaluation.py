@@ -27,7 +27,7 @@ _RESAMPLES = 1_000
 _MOST_UNITS = 10_000
 """Largest number of units that the bootstrap draws.
 
-More rows than this number are put into random groups, which does not change the intervals.
+If there are more rows, they are put into random groups. The groups do not change the intervals.
 """
 _INTERVAL = (2.5, 97.5)
 _LARGEST = 1e150
@@ -278,7 +278,7 @@ def subgroups(
 
 
 def _values(column: pd.Series[Any], name: str) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Return the name of each value, and the number of the value of each row. The last name is for missing values."""
+    """Return the names of the values, and for each row the index of its value. The last name is for missing values."""
     import pandas as pd
 
     # Objects are compared by their text, because lists have no hash, and 1 would be the same value as True.

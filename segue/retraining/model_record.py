@@ -60,7 +60,8 @@ class Comparison(FiniteValue):
     gain: Interval | None = Field(None, description="Gain of the candidate as a share, from paired rows.")
     left_out: LeftOut = Field(LeftOut(), exclude_if=lambda rows: not rows.count)
     groups: dict[str, float] = Field(
-        default_factory=dict, description="The gain in each subgroup, e.g. carrier=AA; negative if it is worse."
+        default_factory=dict,
+        description="Gain of the candidate in each subgroup, e.g. carrier=AA; negative: the candidate is worse.",
     )
     # Left out if there are none: older versions refuse a record with a field that they do not know.
     group_rows: dict[str, int] = Field(

@@ -109,8 +109,8 @@ def _is_given(names: set[str], call: ast.Call) -> bool:
 
 
 def asks_for_files(sources: Sequence[SourceFile]) -> bool:
-    """Whether a program can read the list of files of its run. The program must name the config and the entry
-    `data`.
+    """Whether a program can read the list of files of its run. The result is True if the source code of the program
+    names the config and the entry `data`.
     """
     words = _words(sources)
     return bool(words & {"config", CONFIG_VARIABLE}) and bool(words & {"data", "data_frame"})

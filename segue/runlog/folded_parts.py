@@ -205,7 +205,7 @@ class FoldedCheckpoints:
 
 
 class FoldedAttempts:
-    """Claims, with the data that all records contain about the attempts of the claims, before and after the claim."""
+    """Claims, each with the data of all records about its attempt. These records may come before or after the claim."""
 
     def __init__(self) -> None:
         self._all = Grown[Attempt]()

@@ -162,8 +162,8 @@ def disturbance_key(run_id: str, attempt: str) -> str:
 
 
 def queue_key(run_id: str, segment: int, attempt: int) -> str:
-    """Return the key of the reason why an attempt waits. The segment writes this object until the attempt claims the
-    run.
+    """Return the key of the reason why an attempt waits. Until the attempt claims the run, its segment updates this
+    object.
     """
     return f"{run_id}/queue/seg{segment:03d}-a{attempt}.json"
 

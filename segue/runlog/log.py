@@ -266,7 +266,7 @@ class RunLog:
 
     @property
     def _pack_id(self) -> str:
-        """The log id in the keys of this log's packs. The value is empty if the first record is not readable."""
+        """The log id in the keys of this log's packs. If the first record is not readable, the value is empty."""
         first = self._slots.get(0)
         return first.entry.entry_id if first is not None else ""
 

@@ -51,7 +51,7 @@ def read_memory(store: Store) -> SeenPools:
 def of_others(known: SeenPools, pools: Collection[str], *, log_id: str = "") -> SeenPools:
     """Return the observations of these pools by other runs, with the newest intervals of each pool.
 
-    The run of the log `log_id` is not one of the other runs. The function is pure.
+    The result does not contain observations of the run with the log `log_id`. The function is pure.
     """
     by_others = [each for each in known.intervals if each.log_id != log_id]
     newest = [each for pool in pools for each in [one for one in by_others if one.pool == pool][-_MOST_IN_LOG:]]

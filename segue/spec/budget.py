@@ -28,7 +28,7 @@ class BudgetSpec(FiniteValue):
         # Left out if it is not set: older versions refuse a record with a field that they do not know.
         exclude_if=lambda hours: hours is None,
         description="Longest time of the run in hours from its first decision, with all waits and restarts. After this "
-        "time, the run commits and ends, with any on_exceeded. None: no limit.",
+        "time, the run commits and ends, whatever the value of on_exceeded is. None: no limit.",
     )
     on_exceeded: OnExceeded = Field(
         "stop",

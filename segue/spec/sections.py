@@ -166,7 +166,7 @@ OnAnomaly = typing.Literal["off", "rollback", "skip"]
 
 
 class AnomalySpec(FiniteValue):
-    """Actions on steps with anomalous numbers. Only with the action `off` can such steps be committed."""
+    """Actions on steps with anomalous numbers. A run commits such steps only if the action is `off`."""
 
     non_finite: OnAnomaly = Field(
         "rollback", description="Action on a loss, gradient or parameter norm of nan or inf: off, rollback or skip."

@@ -285,8 +285,8 @@ def checked_range(start: int, length: int) -> tuple[int, int]:
 def put_new(store: Store, key: str, data: bytes) -> bool:
     """Write an object by `put_if_absent`, and return whether this call created the object.
 
-    If the store's answer was lost, the function compares the stored bytes with `data`. Therefore no other writer may
-    write these bytes to the key.
+    If the store's answer was lost, the function compares the stored bytes with `data`. This comparison is correct only
+    if no other writer writes the same bytes to this key.
 
     Raises:
         StoreWriteError, StoreReadError, MissingObjectError: it is not known whether the object was created.

@@ -251,7 +251,7 @@ class FakeAzure(FakeMetadataService):
         return event_id
 
     def withdraw(self, event_id: str) -> None:
-        """Remove an event from the list, as after a cancellation or after the event."""
+        """Remove an event from the list. Azure does this after the event, or if the event is cancelled."""
         with self._changed:
             del self._events[event_id]
             self._incarnation += 1

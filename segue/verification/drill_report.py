@@ -29,7 +29,7 @@ class DrillReport(Record):
     resumes: tuple[Resume, ...] = Field((), description="All resumes with their verdicts, in order of time.")
     differing: tuple[str, ...] = Field((), description="Components in which the two final checkpoints differ.")
     of_folder: tuple[str, ...] = Field(
-        (), description="Files of a framework's checkpoint that differ in the final states, with these entries."
+        (), description="Differences between the framework's checkpoints in the two final states, by file and entry."
     )
     noise: dict[str, float] = Field(
         default_factory=dict,

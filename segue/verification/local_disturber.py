@@ -148,8 +148,8 @@ def is_due(
 ) -> bool:
     """Whether the disturber must end the attempt of a plan now, for this target.
 
-    A kill waits until enough steps after the newest commit are known. Enough is the number that a resume compares, or
-    the number between two saves. If a save comes before the seal of the previous save, there are no sealed steps. Without
+    A kill waits until enough steps after the newest commit are known: as many as a resume compares, or as many as there
+    are between two saves. If a save comes before the seal of the previous save, there are no sealed steps. Without
     sealed steps, the function uses the rows of the newest heartbeat, which `beaten` returns.
     """
     newest, attempt = history.newest, history.attempt_of(plan.segment, plan.attempt)

@@ -54,7 +54,11 @@ def test_a_limit_that_a_dead_verification_holds_is_found():
     good(judge_verifications(False))
     assert judge_verifications(None).outcome == "skipped"
     bad(
-        "prefect.verify-resume", judge_verifications(True), "warn", "no later verification begins", "deployment verify-resume in"
+        "prefect.verify-resume",
+        judge_verifications(True),
+        "warn",
+        "no later verification begins",
+        "deployment verify-resume in",
     )
 
 

@@ -166,8 +166,7 @@ class _Column:
                 pattern.other = begin + row, cells[row].as_py()
 
     def _problem(self) -> dict[str, Any]:
-        """If most cells of a column of text fit another type, return the problem and its fix.
-        """
+        """If most cells of a column of text fit another type, return the problem and its fix."""
         if self.kind is None or not pa.types.is_string(self.kind):
             return {}
         mostly = max(self.patterns, key=lambda pattern: pattern.count)

@@ -185,8 +185,8 @@ def stop_if_cancelled(client: SyncPrefectClient, runlog: RunLog) -> None:
 
 
 def _give_up_slow(client: SyncPrefectClient, runs: list[FlowRun], *, now: datetime, after_seconds: float) -> None:
-    """Give up earlier starts that are still Pending. Earlier starts hold slots of the pool for which the newest start
-    may wait.
+    """Give up earlier starts that are still Pending, because they hold slots of the pool that the newest start may
+    need.
     """
     for run in runs:
         if run.state is None or not run.state.is_pending():
@@ -217,8 +217,8 @@ def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentReco
 
 
 def withdraw_other_starts(spec: RunSpec, *, own: UUID | None) -> None:
-    """Cancel the slower starts of the run's parent. A failure is only logged, because slower starts end by
-    themselves.
+    """Cancel the slower starts of the run's parent. If a request fails, segue only logs this, because slower starts
+    also end by themselves.
     """
     wanted = FlowRunFilter(
         tags=FlowRunFilterTags(all_=["segue", spec.run_id]),

@@ -240,8 +240,8 @@ def _start_again(
 def _same_slot(before: FlowRun, slot: datetime) -> dict[str, Any]:
     """Return the arguments with which a new flow run belongs to the same slot.
 
-    If the slot comes from the schedule, the new flow run is due at the same time and gets no slot as a parameter. The
-    new flow run then checks again for slots that were missed before this slot.
+    If the slot comes from the schedule, the new flow run is due at the same time and gets no slot as a parameter. In
+    this case, the new flow run checks again for slots that were missed before this slot.
     """
     due = before.expected_start_time
     if due is not None and before.parameters.get("slot") is None and slot_at(due) == slot:

@@ -51,7 +51,7 @@ def progress_artifact(spec: RunSpec, **runs: UUID | None) -> LiveArtifact:
 
 
 class LiveArtifact:
-    """One version of an artifact. An update overwrites this version. Prefect would keep every new version."""
+    """One version of an artifact. An update overwrites this version, because Prefect would keep every new version."""
 
     def __init__(
         self, key: str, *, kind: str, flow_run_id: UUID | None = None, task_run_id: UUID | None = None
