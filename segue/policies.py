@@ -103,7 +103,7 @@ class TimeSlicedParameters(PolicyParameters):
 
 @dataclass(frozen=True)
 class ThresholdParameters(PolicyParameters):
-    """This policy uses spot until a number of preemptions, or until little slack is left.
+    """This policy uses spot until a number of preemptions has been reached, or until little slack is left.
 
     The policy then uses on-demand to the end.
     """

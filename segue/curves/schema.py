@@ -55,7 +55,7 @@ def sha256_of(rows: pa.Table) -> str:
     """Return the SHA-256 of the values in the rows of a part.
 
     The hash ignores columns without a value, because a new metric also adds its column to the earlier rows. The hash
-    treats all NaN values as equal, because a file does not store their bits.
+    treats all NaN values as equal, because files do not keep the exact bits of NaN.
     """
     hasher = hashlib.sha256(f"{rows.num_rows} rows".encode())
     for name in sorted(rows.column_names):

@@ -65,11 +65,7 @@ def judge(rounds: Sequence[Round], *, racers: int) -> Result:
         return fail("every writer of a key failed", fix="see the other checks of the store.")
     nobody = next((race for race in rounds if not race.winners and race.stored not in race.racers), None)
     if nobody is not None:
-        return fail(
-            "several writers wrote a new key, but no writer learned that it had created the key, so none could "
-            "claim a run",
-            fix=_FIX,
-        )
+        return fail("no writer learned that it had created the new key, so none could claim the run", fix=_FIX)
     return ok(f"{len(rounds)} races of {racers} writers: one winner each")
 
 

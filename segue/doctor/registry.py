@@ -26,7 +26,8 @@ OF_SERVER = (
 """
 
 PARTS = (stores.items, launchers.items, recipe.items, notices.items, machine.items)
-"""Functions that return the checks of each part. Checks whose failure causes other failures come first."""
+"""Functions that return the checks of each part. If the failure of a check causes other failures, this check comes
+first."""
 
 
 def all_items(subject: Subject, of_server: Sequence[Item]) -> list[Item]:

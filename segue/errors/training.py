@@ -94,7 +94,7 @@ class RankFailedError(SegueError):
 
 
 class RankMismatchError(SegueError):
-    """Two ranks hold different state that must be the same on all ranks."""
+    """State that must be equal on all ranks differs between two ranks."""
 
     def __init__(self, *, rank: int, step: int) -> None:
         self.rank, self.step = rank, step

@@ -240,7 +240,7 @@ FAMILIES = (
     ),
     Family(
         "segue.refreshed_timestamp",
-        "Time at which the parent computed the metrics of a run that is not over, as a Unix time",
+        "Unix time at which the parent computed the metrics of a run that is not over",
         lambda run: None if run.summary.is_over else run.view.now.timestamp(),
         "s",
     ),

@@ -53,7 +53,7 @@ class NoticeBoard:
     def leave(self, kind: str, *, grace_seconds: float) -> None:
         """Record that this process will be killed in `grace_seconds`. Use no locks, logs, input or output.
 
-        If the board has a notice of this kind, only an earlier deadline replaces its deadline.
+        If the board already has a notice of this kind, the deadline can only become earlier.
         """
         at = self._clock.monotonic()
         known = self._left.get(kind)

@@ -65,8 +65,8 @@ class History:
     """All data on which a decision may depend.
 
     `fresh_from` is the index in `reports` of the first report after the last decision that ended the run. Failure
-    budgets count from this index. If a person starts an ended run again, the budgets are therefore full again. A new
-    start of a killed parent does not change the budgets. `broken_resumes` contains the newest consecutive broken
+    budgets count from this index. If a person starts an ended run again, the budgets are therefore full again. If a
+    killed parent is started again, the budgets do not change. `broken_resumes` contains the newest consecutive broken
     verdicts since the last decision that ended the run. Verdicts without a comparison are ignored.
     """
 

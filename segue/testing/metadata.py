@@ -1,7 +1,7 @@
 """Fake metadata services of AWS, GCE and Azure on loopback, for preemptions in tests and demos.
 
-Each service answers over real HTTP as its provider's documentation describes: tokens, required headers, versions, long
-polls, and 404 without a notice. `environment` contains the environment variables by which segue and the providers'
+Each service answers over real HTTP as its provider documents: with tokens, required headers, versions and long polls,
+and with 404 if there is no notice. `environment` contains the environment variables by which segue and the providers'
 libraries find the service.
 """
 

@@ -264,7 +264,8 @@ def will_start(run: FlowRun, dead: ParentRecord, *, now: datetime, limit_seconds
 
 
 def start_seconds(client: SyncPrefectClient, run: FlowRun) -> float:
-    """Return the longest expected seconds until the parent's first heartbeat, after a worker has taken the flow run."""
+    """Return the longest expected time in seconds between a worker's start of the flow run and the parent's first
+    heartbeat."""
     if run.state is not None and run.state.is_running():
         return _PROCESS_START_SECONDS
     try:

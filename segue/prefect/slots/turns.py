@@ -32,7 +32,7 @@ class _Other(NamedTuple):
 
 
 class Turns:
-    """Decides if a slot waits for, runs or replaces the earlier slots of the model that have not ended."""
+    """Decides what a slot does with earlier slots that have not ended: wait for them, run them or replace them."""
 
     def __init__(self, spec: RetrainSpec, store: Store, log: ModelsLog, *, clock: Clock, logger: Logger) -> None:
         self._spec, self._store, self._log = spec, store, log

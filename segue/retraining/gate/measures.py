@@ -97,7 +97,7 @@ def drifts_of(
 ) -> dict[str, Drift]:
     """Return the drift of each column that has a profile. The columns are read one at a time.
 
-    The drift of a missing column in `only` is infinite.
+    If a column in `only` is missing, its drift is infinite.
 
     Raises:
         DataUnreadableError: a file is damaged.

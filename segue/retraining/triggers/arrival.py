@@ -55,8 +55,7 @@ def key_of(chosen: Chosen, listed: Sequence[Listed]) -> str:
 def reason_of(files: str, models: Models, *, before: datetime | None = None) -> str:
     """Return a key that identifies the files of a window and the newest slot (before `before`, if given).
 
-    The same files can cause another slot under a new key, if files of an earlier slot are restored or a slot was
-    skipped.
+    If files of an earlier slot are restored, or if a slot was skipped, the same files can start a slot under a new key.
     """
     passed = [slot for slot, state in models.slots.items() if state.start is not None or _is_left_out(models, slot)]
     slots = [slot.isoformat() for slot in passed if before is None or slot < before]

@@ -39,7 +39,7 @@ def drift_in(
 ) -> dict[str, Drift]:
     """Return the drift of each column of these files.
 
-    The drift of a column in `spec.columns` that no longer exists is infinite. After the comparison, local copies of
+    If a column in `spec.columns` no longer exists, its drift is infinite. After the comparison, local copies of
     remote files are removed.
 
     Raises:
