@@ -30,7 +30,7 @@ _COMMANDS = {
     ),
     "plan": (
         "plan:plan",
-        "Forecast a run before it starts: cost, lateness, preemptions, lost work, save interval. Nothing is run.",
+        "Forecast a run before it starts: cost, lateness, preemptions, lost work, save interval. Nothing is trained.",
     ),
     "run": (
         "run:run",
@@ -50,8 +50,9 @@ _COMMANDS = {
     ),
     "pools": (
         "pools:pools",
-        "Show each pool as the runs of a store have seen it: price, share of time up, mean life, mean wait, starts. Then "
-        "show each machine: deaths, hangs, wrong numbers, failed checks, step time, and until when attempts avoid it.",
+        "Show each pool as the runs of a store have seen it: price, share of time up, mean life, mean wait, starts."
+        " Then show each machine: deaths, hangs, wrong numbers, failed checks, step time, and until when attempts "
+        "avoid it.",
     ),
     "audit": (
         "audit:audit",
@@ -80,8 +81,8 @@ _COMMANDS = {
     ),
     "checkpoints": (
         "checkpoints:app",
-        "List a run's checkpoints, export a checkpoint as plain files, import weights as a run's first checkpoint, or "
-        "lift a quarantine.",
+        "List a run's checkpoints, export a checkpoint as plain files, import weights as a run's first checkpoint, "
+        "or lift a quarantine.",
     ),
     "curve": (
         "curve:app",
