@@ -193,13 +193,17 @@ def test_a_save_of_several_ranks_is_adopted_when_all_of_them_completed_the_same_
         assert set(found.snapshot.tensors) == {"model.a", "model.b"}
 
 
-def test_a_save_that_rank_0_made_alone_after_the_loss_of_another_rank_is_adopted(run):
+@pytest.mark.parametrize("has_other_part", [False, True])
+def test_a_save_that_rank_0_made_alone_after_the_loss_of_another_rank_is_adopted(run, has_other_part):
     plan, claim = run.begin()
     run.save(claim, 10)
     path = run.path(claim, 10, "rank-0.commit.json")
     part = PreparedCommit.decode(path.read_bytes())
     facts = {**part.facts, "environment": TWO_RANKS.model_dump(mode="json"), "lost_ranks": [1]}
     path.write_bytes(PreparedCommit(facts, part.written, part.partition_hash).encode())
+    if has_other_part:  # Of an ordinary save of the same step, for which rank 0 waited in vain.
+        other = PreparedCommit({**facts, "lost_ranks": []}, part.written, "of two parts")
+        path.with_name(path.name.replace("rank-0", "rank-1")).write_bytes(other.encode())
     run.dies(plan)
     _, second = run.begin()
     found = newest_valid(run.log, epoch=second.epoch)

@@ -117,7 +117,7 @@ def test_an_nfs_mount_that_hides_the_new_objects_of_other_machines_is_named(stor
         ([Round(("a",), 0, "a"), Round(("a", "b"), 0, "b")], "2 of 8 writers of one key were all told"),
         ([Round(("a",), 0, "b")], "was overwritten"),
         ([Round(("a",), 0, None)], "was overwritten"),
-        ([Round((), 0, "a")], "no writer of a new key"),
+        ([Round((), 0, "a")], "no writer learned that it had created the new key"),
         ([Round((), 8, None)], "every writer of a key failed"),
     ],
 )

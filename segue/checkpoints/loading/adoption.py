@@ -97,6 +97,9 @@ def _manifest_of(store: Store, by_rank: Mapping[int, str]) -> Manifest | None:
     Return None if the part of a rank is missing or damaged, or if the parts belong to different states.
     """
     read = {rank: _prepared(store, by_rank[rank]) for rank in sorted(by_rank)}
+    first = read.get(0)
+    if isinstance(first, PreparedCommit) and first.facts.get("lost_ranks"):
+        read = {0: first}  # Rank 0 stored the whole state alone. Other parts belong to an ordinary save of this step.
     found = [part for part in read.values() if isinstance(part, PreparedCommit)]
     if not found or None in read.values() or len({part.partition_hash for part in found}) > 1:
         return None
