@@ -21,6 +21,21 @@ MUTANTS = (
         ),
     ),
     Mutants(
+        "segue/trainer/step_records.py",
+        (
+            "tests/sessions/test_local_session.py::test_the_report_of_a_program_that_leaves_its_loop_early_counts_all_its_steps",
+        ),
+        (
+            ("    close = settle", "    def close(self) -> None: ..."),
+            ("        steps, self._steps = self._steps, []", "        steps, self._steps = self._steps[1:], []"),
+        ),
+    ),
+    Mutants(
+        "segue/trainer/step_records.py",
+        (_ANOMALIES,),
+        (('        return self._spec.spikes == "off" and anomalous', "        return True or anomalous"),),
+    ),
+    Mutants(
         "segue/trainer/time_left.py",
         (_TIME,),
         (
