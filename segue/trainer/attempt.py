@@ -72,10 +72,10 @@ def run_attempt(
 ) -> SegmentReport:
     """Claim the run, restore the state, train, and report. The call blocks until the attempt ends.
 
-    If this process is killed at any moment, the run continues from its newest commit. A separate process writes the
-    checkpoints, unless `shards` is given. If torchrun started this process, the call runs one rank's part of the
-    attempt, and `owner` is the process that started all ranks. If the process has to end while this call still runs,
-    `leave` is called with the exit code.
+    If this process is killed at any moment, the run continues from its newest commit. If `shards` is None, a separate
+    process writes the checkpoints. If torchrun started this process, the call runs one rank's part of the attempt, and
+    `owner` is the process that started all ranks. If the process has to end during the call, segue calls `leave` with
+    the exit code.
 
     Raises:
         StalePlanError: the plan is no longer valid, for example because a newer attempt was decided; nothing was
@@ -99,9 +99,9 @@ def run_attempt(
 def local_attempt(assignment: Assignment, *, runlog: RunLog, board: NoticeBoard, clock: Clock) -> Iterator[LiveSession]:
     """Claim the run for the program that already runs in this process, and yield the program's session.
 
-    The session restores, trains and saves inside the block. Segue does not end this process, and watches no source of
-    notices, so `board` has only the notices that the caller adds. If the block raises an exception, the exception is
-    reported and raised again.
+    The session restores, trains and saves inside the block. Segue does not end this process. Segue watches no source of
+    notices, so `board` has only the notices that the caller adds. If the block raises an exception, segue reports the
+    exception and raises it again.
 
     Raises:
         StalePlanError: the plan is no longer valid, for example because a newer attempt was decided; nothing was
@@ -125,7 +125,7 @@ def _claimed(
     leave: Callable[[int], None] = lambda _: None,
     is_checked: bool = True,
 ) -> Iterator[Attempt]:
-    """Check the machine, claim the run and yield the attempt. At the end of the block, the attempt's writer is closed.
+    """Check the machine, claim the run and yield the attempt. At the end of the block, close the writer.
 
     Raises:
         UnfitMachineError: the machine failed the check; the run was not claimed.
@@ -208,8 +208,7 @@ class Attempt:
     def hosting(self) -> Iterator[LiveSession]:
         """Yield the session of a program that already runs in this process; the attempt ends at the end of the block.
 
-        If the block raises an exception, or if an error ends the attempt as failed, the error is reported and raised
-        again.
+        If the block raises an exception, or if the attempt fails, segue reports the error and raises it again.
         """
         with ExitStack() as opened, self._of_program(opened).hosting() as session:
             yield session
@@ -234,8 +233,8 @@ class Attempt:
         return loop.run(lambda: driven(loop.steps(), live.make_step))
 
     def _ended_early(self, error: BaseException) -> SegmentReport:
-        """Report an attempt that `error` ended before its first step. An error of the storage or of the machine is
-        raised again."""
+        """Report an attempt that `error` ended before its first step. If the storage or the machine caused the error,
+        raise it again."""
         context = self.context
         if isinstance(error, FencedError):
             return report_without_training(context, StopReason.FENCED, error)
@@ -276,7 +275,8 @@ class Attempt:
         return live
 
     def _wait_for_first_step(self) -> None:
-        """Allow the ranks the longer time limit of the first step, in which each rank compiles and connects."""
+        """Give all ranks the longer time limit of the first step, because each rank compiles and connects in this
+        step."""
         self.context.activity.goes_on()
         liveness = self.context.spec.liveness
         self.context.ranks.limit_waiting(max(liveness.first_step_seconds, liveness.rank_seconds))
@@ -291,8 +291,8 @@ class Attempt:
         self.context = replace(context, environment=environment)
 
     def _loop(self, live: Workload, opened: ExitStack) -> TrainingLoop:
-        """Make the training loop and the objects that save the state. From now on, the heartbeat and the watchdog use
-        the loop."""
+        """Make the training loop and the objects that save the state. After the call, the heartbeat and the watchdog
+        use the loop."""
         ranks = self.context.ranks
         staging = opened.enter_context(
             closing(

@@ -21,7 +21,8 @@ class AuditedInterval:
     start: Checkpoint
     to_step: int
     commits: tuple[Checkpoint, ...]
-    """The commits after the start, up to the last step. Their bytes may be pruned, because only digests are needed."""
+    """The commits after the start, up to the last step. An audit needs only the digests of these commits, so their
+    bytes may be pruned."""
     witness: Mapping[int, WitnessRow]
     """The witness rows, by step."""
     curve: Mapping[int, Mapping[str, float]]
@@ -31,12 +32,13 @@ class AuditedInterval:
 
     @property
     def watched(self) -> tuple[int, ...]:
-        """The steps after which the log has marks or digests of the whole state."""
+        """The steps after which the run's log has state marks or digests of the whole state."""
         marked = {step for step, row in self.witness.items() if row.state is not None}
         return tuple(sorted(marked | {commit.manifest.step for commit in self.commits}))
 
     def recorded(self, replayed: Sequence[WitnessRow]) -> tuple[WitnessRow, ...]:
-        """Return the recorded rows of the replayed steps. A value that was not recorded is that of the replay."""
+        """Return the recorded rows of the replayed steps. If a recorded row lacks a value, use the value of the
+        replay."""
         return tuple(
             self.witness.get(row.step, row).model_copy(update=dict(self.curve.get(row.step, {})))
             for row in replayed
@@ -47,8 +49,8 @@ class AuditedInterval:
 def interval_of(runlog: RunLog, history: History, *, start: Checkpoint | None, steps: int | None) -> AuditedInterval:
     """Return `steps` steps after the checkpoint `start`.
 
-    If `start` is None, the steps begin at the last usable checkpoint but one. If `steps` is None, they end at the next
-    usable checkpoint, or with the witness of the newest checkpoint.
+    If `start` is None, the steps begin at the second-newest usable checkpoint. If `steps` is None, the steps end at the
+    next usable checkpoint, or with the witness of the newest checkpoint.
 
     Raises:
         AuditImpossibleError: no step after the checkpoint is recorded.
@@ -95,9 +97,9 @@ def _steps(span: tuple[int, int]) -> range:
 
 
 def _rows_after(checkpoint: Checkpoint, history: History, owners: Mapping[int, str]) -> tuple[WitnessRow, ...]:
-    """Return the rows by the attempt whose steps after the checkpoint belong to the run.
+    """Return the witness rows of the attempt whose steps after the checkpoint belong to the run.
 
-    If another attempt made the checkpoint, its rows are of steps that were lost and made again.
+    If another attempt committed the checkpoint, its witness rows are rows of lost steps, which the run made again.
     """
     owner = owners.get(checkpoint.manifest.step + 1)
     if owner == checkpoint.ref.attempt_id:

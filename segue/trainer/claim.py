@@ -8,26 +8,27 @@ The rules of fencing, including the ways in which a read may be wrong:
    `RunLog.append` writes to the slot after the last record, and fails if another writer has taken that slot. So if a
    writer appends a record before it is fenced, this record comes before the newer claim in the log.
 2. *While a record cannot be read.* An unreadable record after an attempt's own claim may be a newer claim. The attempt
-   reads this record again, without caches and over new connections. If the record stays unreadable, the attempt stops
-   (`UnreadRecordError`): it no longer commits, prunes, quarantines, seals or reports. The claim of the next attempt
-   comes after the unreadable record. By rule 1, the epoch of this claim is higher than any epoch in the unreadable
-   record. An unreadable record *before* an attempt's own claim cannot fence the attempt. An attempt that finds an
-   unreadable record first tries every method of reading it. If all fail, the attempt writes a quarantine record that
-   names the unreadable record. Before this quarantine record exists, nobody deletes anything.
+   reads the unreadable record again, without caches and over new connections. If the record stays unreadable, the
+   attempt stops (`UnreadRecordError`): it no longer commits, prunes, quarantines, seals or reports. The claim of the
+   next attempt comes after the unreadable record. By rule 1, the epoch of the next claim is higher than any epoch in
+   the unreadable record. An unreadable record *before* an attempt's own claim cannot fence the attempt. An attempt that
+   meets an unreadable record first tries every method of reading the record. If all methods fail, the attempt writes a
+   quarantine record that names the unreadable record. Until the quarantine record exists, no process deletes anything.
 3. *What readers believe.* If a record has a lower epoch than an earlier record, every reader ignores it, whether it is
    a commit, prune, quarantine, seal, verdict or report (`Folding.add`). No correct writer appends a record with a lower
    epoch.
-4. *Deleting.* Before an attempt deletes objects, it appends a record that names them, under rule 2. Objects that no
-   record names are deleted only if two conditions hold. The attempts that wrote the objects are fenced and belong to
-   this log, and every record can be read.
-5. *Which log.* A log is identified by its first record, not by its name. The id of the log is in every record, in every
-   plan, and in the id of every attempt. It is therefore also in the keys of all objects that an attempt writes. An
-   attempt never claims a plan from another log. Before each append, the writer checks that the first and the newest
-   record that it has read are still in their slots (`LogReplacedError`). A record of another log occupies a slot but is
-   ignored. A log without its first records is refused (`LogCutError`).
-6. *A wrong read costs time, never a checkpoint.* If an object fails its verification, the object is read again in other
-   ways before segue acts on it. This rule holds for records, shards, prepared commits, and keys that a listing shows or
-   hides.
+4. *Deleting.* Before an attempt deletes objects, it appends a record that names the objects. Rule 2 applies to this
+   record. To delete objects that no record names, two conditions must hold. The attempts that wrote the objects are
+   fenced and belong to this log, and every record can be read.
+5. *Which log.* The first record of a log identifies the log. The name of the log does not. The id of the log is in
+   every record, in every plan, and in the id of every attempt. The keys of all objects that an attempt writes contain
+   the attempt's id, and therefore the log's id. An attempt never claims a plan from another log. Before each append,
+   the writer checks that the first and the newest record that it has read are still in their slots
+   (`LogReplacedError`). Readers ignore a record of another log, although the record occupies a slot. Readers refuse a
+   log without its first records (`LogCutError`).
+6. *A wrong read costs time, never a checkpoint.* If an object fails its verification, segue reads the object again in
+   other ways before it acts on the object. This rule holds for records, shards, prepared commits, and keys that a
+   listing shows or hides.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def claim_together(
     """Make the claim on the leader, and return this claim on every rank. `machine` is the machine of this rank.
 
     Raises:
-        StalePlanError, LostRecordError: as for `claim_run`.
+        StalePlanError, LostRecordError: the conditions are the same as for `claim_run`.
     """
     by_rank = tuple(map(Machine.model_validate_json, ranks.gather_texts(machine.model_dump_json())))
     devices: dict[tuple[MachineKind, str], tuple[str, ...]] = {}
@@ -108,9 +109,9 @@ def claim_run(
     attempt fences this claim too.
 
     Raises:
-        StalePlanError: this attempt was already claimed or reported, a newer attempt was decided, or the attempt was
-            decided in another log because the run was deleted and begun again. An orchestrator may start the same flow
-            run twice, but only one of the two processes may train.
+        StalePlanError: this attempt already has a claim or a report, or a newer attempt was decided. The error is also
+            raised if the plan is from another log, because the run was deleted and begun again. An orchestrator may
+            start the same flow run twice, but only one of the two processes may train.
         LostRecordError: the log is signed, and a record in it cannot be read.
     """
     plan = assignment.plan

@@ -1,8 +1,9 @@
 """The audit of committed steps: new processes on this machine replay the steps from a checkpoint, and the results are
 compared with the run's log.
 
-An audit finds a machine that has computed a wrong number, for example because of a flipped bit. It only reads the run:
-it claims nothing and appends nothing to the log. It may therefore run on any machine, while the run trains or after it.
+An audit finds a machine that has computed a wrong number, for example because of a flipped bit. An audit only reads the
+run: it claims nothing and appends nothing to the log. An audit may therefore use any machine, during the run or after
+it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class AuditReport(Value):
     to_step: int = Field(description="Last replayed step.")
     step: int | None = Field(description="First step that differs from the log; None: no step differs.")
     channel: str | None = Field(description="Value that differs at this step, e.g. loss, digest; None: none differs.")
-    equal_step: int = Field(description="Step of the newest stored checkpoint before the difference with equal state.")
+    equal_step: int = Field(description="Step of the newest stored checkpoint whose state the replay reproduced.")
     trained_on: tuple[str, ...] = Field(description="Machines that trained the steps, in order.")
     audited_on: str = Field(description="Host that replayed the steps.")
     differs_on: str | None = Field(description="Machine that trained the step that differs; None: not known.")
@@ -98,7 +99,7 @@ def audit_steps(
 
 
 def _assignment(runlog: RunLog, history: History, interval: AuditedInterval, store: StoreSpec) -> Assignment:
-    """Return the assignment of the attempt that trained the last step, with the store as this machine reaches it.
+    """Return the assignment of the attempt that trained the last step, with `store` in place of its store.
 
     Raises:
         AuditImpossibleError: no process can replay the steps of this run.
@@ -177,7 +178,7 @@ class _Audit:
         return [name for name in committed if replayed.get(name, committed[name]) != committed[name]]
 
     def _refuse_other_cause(self, answer: FreshAnswer, found: _Difference) -> None:
-        """Raise an error if the difference may have another cause than a wrong machine."""
+        """Raise an error if something other than a faulty machine may have caused the difference."""
         environments = [c.manifest.environment for c in (self.interval.start, *self.interval.commits)]
         names = (f"another {name}" for each in environments for name in each.differs_from(answer.made_in))
         packages = environments[0].other_packages(answer.made_in)

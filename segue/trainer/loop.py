@@ -89,7 +89,7 @@ class TrainingLoop:
         )
         self.settle = self._backlog.settle
         self.describe = self._reporter.heartbeat
-        """Makes the heartbeat with a given counter. The heartbeat thread calls this function."""
+        """A function that makes the heartbeat with a given counter, for the heartbeat thread."""
         reporter, call_hook = self._reporter, notices.call_hook
         self.captured = CapturedWork(self._spec, saving=saving, writer=writer, reporter=reporter, call_hook=call_hook)
 
@@ -100,7 +100,7 @@ class TrainingLoop:
         `train` makes the steps that `steps()` yields; it returns the value or raises the error of `steps()`. With
         `shows_failure=False`, exceptions of the user's code are not logged, because the user sees them anyway.
 
-        Unless this attempt was fenced, the report is in the run's log when the call returns.
+        If this attempt was not fenced, the report is in the run's log when the call returns.
 
         Raises:
             BrokenResumeError: the resumed training differs from the run; the log has the verdict and the report.
@@ -117,7 +117,7 @@ class TrainingLoop:
         return end.reported(to_its_end, log_level=logging.ERROR if shows_failure else logging.DEBUG)
 
     def steps(self) -> Steps:
-        """A generator of the attempt's steps. An exception thrown into it ends the attempt before the last commit."""
+        """Yield the attempt's steps. An exception thrown into the generator ends the attempt before the last commit."""
         self._context.activity.phase = "restore" if self._resume.parent is not None else "first step"
         self._live.begin(is_resumed=self._resume.parent is not None)
         evaluate = self._evaluate if self._live.has_metric and not self._live.is_metric_known else None
@@ -227,7 +227,7 @@ class TrainingLoop:
         return True
 
     def _with_marks(self, made: StepMade | LateStep) -> StepMade | LateStep:
-        """Return the step, with marks of the state if its row needs them.
+        """Return the step. If its row needs state marks, add the marks.
 
         Raises:
             PoisonedStepError: the step is an anomaly.
@@ -311,7 +311,7 @@ class TrainingLoop:
             self._context.activity.leaving()
 
     def _drain(self) -> None:
-        """Seal the commits that have rows; wait until all submitted saves are durable, or the time is up."""
+        """Seal commits that have witness rows. Wait until all submitted saves are durable or the time is up."""
         for step, rows in self._witness.take_rest():
             self._writer.submit(SealJob(step, rows))
         while not self._ranks.all(self._writer.wait(self._at_end.patience_seconds)) and self._at_end.has_patience():

@@ -72,8 +72,7 @@ class ProgramAttempt:
     def hosting(self) -> Iterator[LiveSession]:
         """Yield the session of a program that already runs in this process. The attempt ends at the end of the block.
 
-        If the block raises an exception, or if an error ends the attempt as failed, the error is reported and raised
-        again.
+        If the block raises an exception, or if the attempt fails, segue reports the error and raises it again.
         """
         session = self._session(self._context.spec.config, None)
         raised: BaseException | None = None

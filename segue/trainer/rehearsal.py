@@ -56,8 +56,8 @@ class ResumeRehearsal:
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self, *, state_bytes: int) -> None:
-        """Start a rehearsal of the resume from the newest sealed checkpoint. This checkpoint may not be completely
-        written yet."""
+        """Start a rehearsal of the resume from the newest sealed checkpoint. The writer process may still be writing
+        this checkpoint."""
         if not self._is_due:
             return
         self._is_due = False
@@ -71,8 +71,8 @@ class ResumeRehearsal:
             log.warning("resume rehearsal skipped: its process could not be started reason=%s", error)
 
     def _note_not_held(self, why: str) -> None:
-        """Record in the run's log that the rehearsal did not take place, so that `segue status` and the page show
-        it."""
+        """Record in the run's log that the rehearsal did not take place. `segue status` and the run's page show this
+        record."""
         log.warning("the resume rehearsal is skipped reason=%s", why)
         newest = patiently(lambda: read_history(self._runlog), what="log").newest
         if newest is None:
@@ -101,7 +101,7 @@ class ResumeRehearsal:
         """Wait until a started rehearsal has ended. The wait has a time limit, and ends if `may_wait` returns False.
 
         Raises:
-            RehearsalError: under the same conditions as in `check`.
+            RehearsalError: the conditions are the same as for `check`.
         """
         self.check()
         if self._process is None:

@@ -1,7 +1,7 @@
 """The process of a resume rehearsal: it restores the newest sealed checkpoint and repeats the steps after it.
 
-A rehearsal finds state that a recipe does not register, before the first preemption does. If the rehearsal's steps
-differ from those of the trainer, further fresh processes repeat the steps: differences among these processes are noise
+Before the first preemption, a rehearsal finds state that the recipe does not register. If the rehearsal's steps differ
+from those of the trainer, further fresh processes repeat the steps. Differences among the fresh processes are noise,
 and not lost state. The rehearsal writes only its verdict. Its process ends when the trainer ends.
 """
 
@@ -55,7 +55,7 @@ class Rehearsed(NamedTuple):
 def rehearse(
     assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint, *, clock: Clock, copy: LocalStore | None = None
 ) -> Rehearsed:
-    """Restore a checkpoint into a newly built recipe, replay its witness, and judge; nothing is written.
+    """Restore a checkpoint into a newly built recipe, replay its witness, and judge the replay. Write nothing.
 
     `copy` is a store with copies of the checkpoint's files, because retention may prune the originals at any time.
 
@@ -194,9 +194,9 @@ _PIECE_BYTES = 64 * 2**20
 
 @contextmanager
 def copied(store: Store, *, run_id: str, manifest: Manifest) -> Iterator[LocalStore]:
-    """A block with a temporary folder store that contains a copy of the files of this checkpoint, under the same keys.
+    """A `with` block with a temporary folder store. The store has a copy of the checkpoint's files under the same keys.
 
-    The folder is deleted when the block ends. The bytes are verified when they are read, as in every store.
+    The folder is deleted when the block ends. As in every store, each read verifies the bytes.
 
     Raises:
         MissingShardError: the checkpoint was pruned before or during the copy.

@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 _MOST_SECONDS = 5.0
 _OF_TIME_LEFT = 0.1
-"""Share of the time until the preemption for which the hook may run."""
+"""Longest run time of the hook, as a share of the time until the preemption."""
 
 
 def hook_seconds(seconds_left: float | None, last_save: LastSave | None) -> float:
-    """Seconds to wait for the hook, so that there is still time for the last save. The result is 0 or less if there is
-    no time for the hook."""
+    """Longest wait for the hook, in seconds, that leaves time for the last save. If there is no time for the hook, the
+    result is 0 or less."""
     if seconds_left is None:
         return _MOST_SECONDS
     spare = seconds_left
@@ -83,8 +83,8 @@ class StopRule:
         self._time_left, self.pace, self._writer, self._clock = time_left, pace, writer, context.clock
 
     def reason(self, step: int | None = None) -> StopReason | None:
-        """The reason why the attempt stops now; None if it continues. If `step` is given, the result is for the time
-        after this number of steps."""
+        """The reason why the attempt stops now; None if the attempt continues. If `step` is given, the result is for
+        the safe point after this number of steps."""
         step = self._progress.step if step is None else step
         if step >= self._spec.steps or self._progress.finish_reason is not None:
             return StopReason.FINISHED
@@ -133,7 +133,8 @@ class StopRule:
 
 
 class NoticeResponse:
-    """The leader's reaction to hints and to the notice that ends the attempt. On other ranks it does nothing."""
+    """The leader's reaction to hints and to the notice that ends the attempt. On other ranks, the object does
+    nothing."""
 
     def __init__(self, context: AttemptContext, live: Workload, saving: Saving) -> None:
         self._board, self._is_leader = context.board, context.ranks.is_leader
@@ -195,8 +196,8 @@ class SafePoints:
         first."""
 
     def vote(self) -> Vote:
-        """Decide the action of all ranks. This call can be left out while `is_quiet` is true. If one rank had a notice,
-        the notice is on the board of every rank after this call.
+        """Decide the action of all ranks. While `is_quiet` is true, the caller may skip this method. If one rank had a
+        notice, the board of every rank has the notice after the call.
 
         Raises:
             FencedError, StoreWriteError: the writer has failed with this error since the last vote.
@@ -210,15 +211,15 @@ class SafePoints:
         return agreed
 
     def stops_at(self, step: int) -> bool:
-        """Whether the attempt would stop at the safe point after this number of steps. If so, the next vote is a full
-        vote."""
+        """Whether the attempt would stop at the safe point after this number of steps. If the result is True, the next
+        vote is a full vote."""
         stops = self._stop_rule.reason(step) is not None
         self._full_at_seconds = 0.0 if stops else self._full_at_seconds
         return stops
 
     def saves_at(self, step: int) -> bool:
-        """Whether a save would be due at the safe point after this number of steps. If so, the next vote is a full
-        vote."""
+        """Whether a save would be due at the safe point after this number of steps. If the result is True, the next
+        vote is a full vote."""
         saves = not self._resume.is_pending_after(step) and self._saving.is_due(step)
         self._full_at_seconds = 0.0 if saves else self._full_at_seconds
         return saves
@@ -230,8 +231,7 @@ class SafePoints:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the full vote can be left out, because no stop and no save can be due so soon after the last full
-        vote.
+        """Whether the loop may skip the full vote, because neither a stop nor a save can be due yet.
 
         If steps are short, full votes would take longer than all other work. If there are several ranks, every vote is
         a full vote, because all ranks must take part.

@@ -62,7 +62,7 @@ class SaveSchedule:
         self._is_owed = self._is_owed or step != self.saved_step
 
     def delay(self) -> None:
-        """Record that a due save found no free staging buffer."""
+        """Record that no staging buffer was free for a due save."""
         self.delayed += not self._is_delaying
         self._is_delaying = True
 
@@ -177,9 +177,9 @@ class SavesInFlight:
         """Raise WorkAtRiskError if more work is uncommitted than allowed, and further waiting is unlikely to help.
 
         If the store has refused the save so far, waiting ends after half the allowed time, because the interval before
-        the save may have used the other half. If the store has not answered, waiting ends after twice the allowed time
-        or after four times the duration of a save, whichever is longer, because the save may be large or the network
-        may be slow.
+        the save may have used the other half. If the store has not answered, the save may be large or the network may
+        be slow. Waiting then ends after twice the allowed time or four times the duration of a save, whichever is
+        longer.
         """
         now, allowed = self._clock.monotonic(), self._allowed_seconds
         if not self._submitted or now - self._safe_at <= allowed:

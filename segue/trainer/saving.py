@@ -33,8 +33,8 @@ from segue.trainer.workloads.state import capture
 log = logging.getLogger(__name__)
 
 _SHORT_EVALUATION_SECONDS = 1.0
-"""Longest evaluation, in seconds, that may delay the reaction to a notice. Before an evaluation of at most this
-duration, the state is not copied."""
+"""Longest evaluation, in seconds, before which the state is not copied. The reaction to a notice waits for the end of
+such a short evaluation."""
 
 
 class Saving:
@@ -121,7 +121,7 @@ class Saving:
 
     @property
     def _ends_epoch(self) -> bool:
-        """Whether an epoch has ended since the newest save at whose end the spec asks for a save."""
+        """Whether an epoch has ended since the newest save, and the spec asks for a save at the end of this epoch."""
         every = self._spec.every_epochs
         return every is not None and self._live.epoch // every > self._saved_epoch // every
 
@@ -149,7 +149,7 @@ class Saving:
             self._evaluate()
 
     def survived(self, records: StepRecords) -> AbstractContextManager[None]:
-        """A block after which the leader commits alone, if another rank was lost."""
+        """A `with` block. If another rank is lost in the block, the leader then commits alone."""
         return self.survivors.committing(self._commit_alone, records)
 
     def _commit_alone(self, streams: Mapping[str, Encoded], lost_ranks: tuple[int, ...], limit_seconds: float) -> None:
@@ -207,7 +207,7 @@ class Saving:
     def held(self) -> Iterator[None]:
         """Hold a copy of the current state during the block, so that `commit_captured` can commit it.
 
-        The block computes the user's metric. No copy is held if a recent save still uses the staging buffers.
+        The block computes the user's metric. If a recent save still uses the staging buffers, no copy is held.
         """
         if (
             self._staging.is_free
@@ -282,7 +282,7 @@ class Saving:
 
 @contextmanager
 def evaluating(saving: Saving, records: StepRecords, activity: Activity, *, may_hold: bool) -> Iterator[None]:
-    """A block that computes the user's metric after an unsaved step. If a notice comes during the block, the step is
+    """A `with` block for the user's metric after an unsaved step. If a notice comes in the block, the step is
     committed.
 
     Raises:
@@ -344,6 +344,5 @@ class LookAhead:
         return trees, found.untracked
 
     def _is_of_steps(self, name: str) -> bool:
-        """Whether only steps change the component. If so, reading the numbers of a step does not change the
-        component."""
+        """Whether only steps change the component. Reading the numbers of a step then does not change it."""
         return isinstance(self._components[name], (ModelState, OptimizerState))

@@ -40,8 +40,8 @@ class _Unread(NamedTuple):
 
 
 class StepRecords:
-    """The records of the steps of an attempt. Anomalous steps are refused. All other steps are added, in order, to the
-    witness, the replay and the loss curve.
+    """The records of the steps of an attempt. This object refuses anomalous steps. It adds all other steps, in order,
+    to the witness, the replay and the loss curve.
 
     While the numbers of a step are unread, nothing may be committed. Therefore the loop calls `read` before each save
     and at the end.
@@ -82,8 +82,8 @@ class StepRecords:
     def read_before(self, error: BaseException, *, is_alone: bool) -> None:
         """Read the numbers of the kept step after a later step raised `error`. The kept step may have caused the error.
 
-        If there are several ranks, each rank reads only its own numbers, because the ranks no longer exchange numbers.
-        `is_alone` is then false.
+        If there are several ranks, `is_alone` is False. Each rank then reads only its own numbers, because the ranks no
+        longer exchange numbers.
 
         Raises:
             PoisonedStepError: the kept step is an anomaly, which explains `error`.
@@ -150,7 +150,7 @@ class StepRecords:
         self._resume.add_replayed(row)
 
     def may_wait(self, made: StepMade | LateStep) -> bool:
-        """Whether this step, which no witness and no replay needs, can be recorded later. An anomaly cannot wait."""
+        """Whether this step can be recorded later. No witness and no replay needs `made`. An anomaly cannot wait."""
         if isinstance(made, LateStep) or self._unread is not None:
             return False
         return self._spec.spikes == "off" and anomalous_steps.is_finite(made.row)
@@ -177,16 +177,16 @@ class _Counted(NamedTuple):
     made: StepMade
     seconds: float
     ended_at: float
-    """On the monotonic clock."""
+    """End of the step, on the monotonic clock."""
     is_beside_save: bool
 
 
 class StepBacklog:
     """The counted steps whose rows and durations are not recorded yet.
 
-    After each step, the caches of the processor hold the data of the training. So the code and data of the records come
-    from memory again, and the records of one step take ten times as long as those of each of several steps in a row.
-    `settle` must be called before the records are used.
+    After each step, the processor's caches hold the data of the training, so the code and data of the records must be
+    loaded from memory. A record made alone takes ten times as long as each record in a row of several records. `settle`
+    must be called before the records are used.
     """
 
     def __init__(self, records: StepRecords, *, pace: Pace, saves: SavesInFlight, writer: Writer, clock: Clock) -> None:

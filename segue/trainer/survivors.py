@@ -1,8 +1,8 @@
 """The commit that the leader makes alone after another rank was lost in the middle of a step.
 
-The parameters and the state of the optimizer are still those of the last safe point if no optimizer has begun its step
-since. All other state has changed in the forward pass, so the leader keeps a copy of this state from each safe point.
-The leader has no random streams of other ranks, so each rank publishes its streams before the vote at a safe point.
+If no optimizer has begun its step since the last safe point, the parameters and the optimizer state are unchanged. The
+forward pass has changed all other state, so the leader copies the other state at each safe point. The leader has no
+random streams of other ranks, so each rank publishes its streams before the vote at a safe point.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _LEADER = "leader"
 """The leader's entry in the list of streams. The leader does not publish its streams."""
 
 Commit = Callable[[Mapping[str, Encoded], tuple[int, ...], float], None]
-"""A function that commits the live state with these random streams of the lost and other ranks. The last argument is
-the longest wait in seconds."""
+"""A function that commits the live state. The arguments are the random streams of the ranks, the lost ranks, and the
+longest wait in seconds."""
 
 
 class _Kept(NamedTuple):
@@ -64,8 +64,9 @@ class _Kept(NamedTuple):
 class Survivors:
     """One rank's part in the commit after the loss of another rank.
 
-    If there is only one rank, if the ranks shard the state, if they use accelerators, or if a program trains, every
-    call does nothing. (An accelerator may run the optimizer's step although the sum of the gradients has failed.)
+    Every call does nothing in four cases: there is only one rank, the ranks shard the state, the ranks use
+    accelerators, or a program trains. (An accelerator may run the optimizer's step although the sum of the gradients
+    has failed.)
     """
 
     def __init__(self, context: AttemptContext, live: Workload) -> None:
@@ -125,9 +126,9 @@ class Survivors:
 
     @contextmanager
     def committing(self, commit: Commit, records: StepRecords) -> Iterator[None]:
-        """A block after which `commit` is called, if the loss of another rank ended the block in the middle of a step.
+        """A `with` block. If the loss of another rank ends the block in the middle of a step, `commit` is called next.
 
-        If the commit fails, this is logged, and the attempt ends as without the commit.
+        If the commit fails, segue logs the error, and the attempt ends without this commit.
         """
         try:
             yield
@@ -185,7 +186,7 @@ class Survivors:
 
 def is_too_dear(measured: Sequence[tuple[float, float]]) -> bool:
     """Whether copies take too large a share of a step. `measured` has the begin and the duration of the copies of each
-    safe point, in seconds. Pure."""
+    safe point, in seconds. The function is pure."""
     begins = [began_at for began_at, _ in measured]
     steps = [after - before for before, after in pairwise(begins)]
     return min(seconds for _, seconds in measured) > _MOST_SHARE * median(steps)

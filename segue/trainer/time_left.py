@@ -28,12 +28,12 @@ shorter time counts."""
 
 
 class Pace:
-    """The measured duration of a step. The first step is left out."""
+    """The measured duration of a step, without the first step of the attempt."""
 
     def __init__(
         self, *, usual_seconds: float | None = None, may_leave: bool = False, machines: Sequence[Machine] = ()
     ) -> None:
-        """`may_leave` tells if a slow machine may be left for another one. `machines` has the machine of each rank."""
+        """If `may_leave` is True, the attempt may leave a slow machine. `machines` has the machine of each rank."""
         self._may_leave, self._is_alone = may_leave, len({each.name for each in machines}) == 1
         self.times, self.rank_times = StepTimes(usual_seconds), RankTimes(machines)
         self.first_step_at: float | None = None
@@ -43,8 +43,9 @@ class Pace:
     def of(cls, context: AttemptContext, history: History) -> Self:
         """The pace of an attempt whose log has this history.
 
-        A slow machine may be left if its cluster can avoid it, and if the attempt before did not leave its machine. Of
-        several machines, only the machine of a slow rank is known to be slow.
+        The attempt may leave a slow machine under two conditions. The cluster can avoid the machine, and the previous
+        attempt did not leave its machine. If there are several machines, only the machine of a slow rank is known to be
+        slow.
         """
         plan, before = context.plan, [each for each in history.fresh_reports if each.attempt_id is not None]
         own = history.attempt_of(plan.segment, plan.attempt)
@@ -56,13 +57,13 @@ class Pace:
 
     @property
     def leaves_machine(self) -> bool:
-        """Whether this machine or the machine of a rank is slow, and is left at the next planned end."""
+        """Whether this machine or the machine of a rank is slow, and the attempt leaves it at the next planned end."""
         is_slow = self._is_alone and self.times.slowness is not None
         return self._may_leave and (is_slow or bool(self.rank_times.slow))
 
     def must_leave(self, *, steps: int, remaining_seconds: float, changeover_seconds: float) -> bool:
-        """Whether the slow machine is left now: with `steps` steps left, the run would miss its deadline on this
-        machine, and meet it on a usual machine."""
+        """Whether to leave the slow machine now. The result is True if `steps` more steps would miss the deadline on
+        this machine, but meet it on a usual machine."""
         if not self.leaves_machine:
             return False
         here = elsewhere = self.times.newest_seconds
@@ -73,7 +74,7 @@ class Pace:
         return steps * here > remaining_seconds >= changeover_seconds + steps * elsewhere
 
     def step_done(self, seconds: float, *, at: float) -> None:
-        """Count a completed step, which took this number of seconds and ended at this time of the monotonic clock."""
+        """Count a completed step that took `seconds`, and ended at the time `at` of the monotonic clock."""
         self.times.add(seconds)
         if self.first_step_at is None:
             # The first step includes allocations and compilation, so a rate that includes the first step is too slow.
@@ -85,7 +86,7 @@ class Pace:
 
     @property
     def step_seconds(self) -> float | None:
-        """Mean seconds of a step; None before the second step."""
+        """Mean duration of a step, in seconds; None before the second step."""
         return self.train_seconds / self.train_steps if self.train_steps else None
 
 
@@ -146,7 +147,7 @@ class TimeLeft:
 
 
 class TimeAtEnd:
-    """The decision which work still fits after the last counted step of an attempt."""
+    """Decides which work still fits after the last counted step of an attempt."""
 
     def __init__(
         self, context: AttemptContext, progress: Progress, *, time_left: TimeLeft, pace: Pace, writer: Writer
@@ -171,7 +172,7 @@ class TimeAtEnd:
         return self._context.ranks.leader_decides(has_time and not self._progress.is_finished(self._context.spec.steps))
 
     def may_wait(self) -> bool:
-        """Whether the end of the attempt may wait for a rehearsal. It may not wait after a notice or beyond the
+        """Whether the end of the attempt may wait for a rehearsal. The end may not wait after a notice or beyond the
         bound."""
         left = self._time_left.bound_seconds_left
         self._context.activity.goes_on()
