@@ -43,7 +43,7 @@ class AuditReport(Value):
     to_step: int = Field(description="Last replayed step.")
     step: int | None = Field(description="First step that differs from the log; None: no step differs.")
     channel: str | None = Field(description="Value that differs at this step, e.g. loss, digest; None: none differs.")
-    equal_step: int = Field(description="Step of the newest stored checkpoint whose state the replay reproduced.")
+    equal_step: int = Field(description="Step of the newest stored checkpoint with equal state, before the difference.")
     trained_on: tuple[str, ...] = Field(description="Machines that trained the steps, in order.")
     audited_on: str = Field(description="Host that replayed the steps.")
     differs_on: str | None = Field(description="Machine that trained the step that differs; None: not known.")

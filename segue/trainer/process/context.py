@@ -1,4 +1,4 @@
-"""The context of one attempt. It has the facts that stay the same from the claim to the report of the attempt."""
+"""The context of one attempt: the values that do not change from the claim to the report of the attempt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from segue.trainer.ranks.group import RankGroup, local_rank_count
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptContext:
-    """The facts about one attempt in the process that trains."""
+    """The constant values of one attempt in the process that trains."""
 
     assignment: Assignment
     runlog: RunLog

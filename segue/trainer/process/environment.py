@@ -1,5 +1,5 @@
-"""The environment of a training process. The module sets the device, the threads and the kernels, and describes the
-facts that must be equal for a bit-exact replay, including the facts about an accelerator."""
+"""The environment of a training process. The module sets the device, the threads and the kernels. It also describes the
+properties, including those of an accelerator, that must be equal for a bit-exact replay."""
 
 from __future__ import annotations
 
@@ -190,10 +190,10 @@ _FILE = "segue-cache-id"
 
 
 def compile_cache_id(device: torch.device) -> str:
-    """Return the id of the cache folder; empty if no kernels are timed. Segue assigns the id at the first use of the
-    folder.
+    """Return the id of the cache folder of torch.compile; empty if torch.compile times no kernels. Segue assigns the id
+    at the first use of the folder.
 
-    If a folder cannot be written, it stores no choices, so it gets a new id in each process.
+    A folder that cannot be written stores no choice of kernels, so the folder gets a new id in each process.
     """
     if "torch._inductor.compile_fx" not in sys.modules:  # Nothing was passed to torch.compile.
         return ""
@@ -203,7 +203,8 @@ def compile_cache_id(device: torch.device) -> str:
 
 
 def compile_times_kernels() -> bool:
-    """Whether kernels for matrix products are timed. Some other kernels of an accelerator are always timed."""
+    """Whether torch.compile times kernels for matrix products. Some other kernels of an accelerator are always
+    timed."""
     inductor = sys.modules.get("torch._inductor.config")  # Importing it takes seconds; without it nothing is compiled.
     return inductor is not None and bool(inductor.max_autotune or inductor.max_autotune_gemm)
 

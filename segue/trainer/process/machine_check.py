@@ -1,8 +1,8 @@
 """The check of this machine before an attempt claims the run: memory, a matrix product with a known result, disk, and
 the health of the accelerators.
 
-A thread writes to the disk and asks the driver while the process imports torch. The store needs no write of its own,
-because the claim is the first write to it. This module is fast to import.
+A thread writes to the disk and asks the driver while the process imports torch. The check does not write to the store,
+because the claim is the first write to the store. This module is fast to import.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PRODUCT = "d7b9b809a503367dff0add8906e574600da0b787da6488ae62f44db931aaa9c8"
 _QUERY = ("uuid", "ecc.errors.uncorrected.volatile.total", "pcie.link.width.current", "pcie.link.width.max")
 _NO_XID = "Xid errors were not read, because only root may read them"
 _NAMES: Mapping[str, MachineKind] = {RAY_NODE: "ray", "SLURMD_NODENAME": "slurm", KUBERNETES_NODE: "kubernetes"}
-"""The variables with the name of this node in its cluster. The first that is set counts."""
+"""Environment variables with the name of this node in its cluster. The first variable that is set is used."""
 
 
 class _Part(NamedTuple):
@@ -83,11 +83,11 @@ class _Parts(threading.Thread):
 
 
 _begun: list[_Parts] = []
-"""The check that has begun in this process. There is at most one."""
+"""The check that has begun in this process. The list has at most one element."""
 
 
 def begin() -> None:
-    """Begin the check in a thread, unless it has begun. The call returns immediately."""
+    """If the check has not begun, begin it in a thread. The call returns immediately."""
     if not _begun:
         _begun.append(_Parts())
 
@@ -95,7 +95,7 @@ def begin() -> None:
 def finish(device: torch.device, machine: Machine) -> MachineCheck:
     """Return the result of the check.
 
-    The call waits for disk and driver until three seconds after the beginning at most, and for the product.
+    The call waits for the product. It waits for disk and driver until three seconds after the beginning of the check.
     """
     begin()
     parts = _begun.pop()
@@ -162,7 +162,8 @@ def _disk() -> _Part:
 
 
 def _judged(errors: str, width: str, most: str) -> _Part:
-    """Judge the driver's numbers of one accelerator. A number that the accelerator does not support is a text."""
+    """Judge the driver's numbers of one accelerator. If the accelerator does not support a number, the driver gives a
+    text instead."""
     result = f"{errors} uncorrected ECC errors since the driver was loaded, {width} of {most} PCIe lanes; {_NO_XID}"
     return _Part(result, is_problem=errors.isdigit() and int(errors) > 0)
 

@@ -53,8 +53,8 @@ class BatchSource(Protocol):
 
 
 class BatchesComponent:
-    """A component for one loader. It returns the batches of one pass after another. Each pass continues from the
-    position at the last safe point."""
+    """A component for one loader. It returns the batches of one pass after another. An interrupted pass continues from
+    the position at the last safe point."""
 
     def __init__(self, loader: Any, *, seed: int) -> None:
         """
@@ -63,7 +63,7 @@ class BatchesComponent:
         """
         self._source = _source_of(loader, seed=seed)
         self.length = _length_of(loader)
-        """Number of batches in a pass; None if the loader does not know it."""
+        """Number of batches in a pass; None if the loader does not know this number."""
         self._is_within = self._is_restored = False
         self.passes = 0
         """Number of completed passes."""
@@ -297,8 +297,8 @@ def _passes_of(loader: DataLoader[Any], *, seed: int) -> Passes:
 
 
 def _length_of(loader: Any) -> int | None:
-    """Number of batches in a pass; None for a loader with a state, because this loader may be in the middle of a
-    pass."""
+    """Number of batches in a pass; None for a loader with a state, because a loader with a state may be in the middle
+    of a pass."""
     if isinstance(loader, range):
         return len(loader)
     is_plain = isinstance(loader, DataLoader) and not _has_state(loader)

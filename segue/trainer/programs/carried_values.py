@@ -45,8 +45,8 @@ _OF_FRAMEWORKS = frozenset(
     | {"wandb", "mlflow", "tensorboard", "tensorboardX", "tqdm", "rich", "matplotlib", "omegaconf", "hydra", "numpy"}
     | {"pandas", "segue", "attr", "yaml", "absl", "comet_ml", "neptune", "clearml", "aim", "sentencepiece", "tiktoken"}
 )
-"""Packages whose objects are ignored. Objects of these packages are tracked, display numbers, hold settings, or only
-keep counts."""
+"""Packages whose objects are ignored. Their objects are tracked, display numbers, hold settings, or only keep
+counts."""
 
 
 def is_of_a_package(value: Any) -> bool:
@@ -92,7 +92,7 @@ def may_be_data(value: Any) -> bool:
 
 
 def namespaces_of(frame: FrameType) -> list[tuple[str, Any]]:
-    """Return the namespaces in a running function's variables, and the namespaces inside these namespaces, by name."""
+    """Return, by name, the namespaces in a running function's variables, including namespaces inside namespaces."""
     local, code = frame.f_locals, frame.f_code
     names = dict.fromkeys((*local, *code.co_names))
     waiting = [(name, local.get(name, frame.f_globals.get(name, ABSENT))) for name in names]
@@ -143,7 +143,7 @@ def looked_at(value: Any) -> Any:
     try:
         if isinstance(value, COLLECTIONS):
             _ = (bool(value), list(value.values() if isinstance(value, dict) else value))
-    except Exception:  # A class of the user's may raise whatever it likes.
+    except Exception:  # A user's class may raise any exception.
         return Unlooked(value)
     return value
 
@@ -159,7 +159,7 @@ def is_sought(value: Any, name: CarriedName) -> bool:
 
 
 def may_keep(value: Any, name: CarriedName) -> bool:
-    """Whether the next iteration may need state in the value. This may be so even if the value cannot be compared."""
+    """Whether the next iteration may need state in the value, even if the value cannot be compared."""
     if isinstance(value, VALUES) or is_sought(value, name):
         return False
     return isinstance(value, Unlooked) or is_data(value) or (name.is_rebound and is_of_a_package(value))

@@ -1,4 +1,4 @@
-"""Makes a framework's own checkpoint folder, byte for byte, a part of the run's state."""
+"""The component that makes a framework's own checkpoint folder a part of the run's state, byte for byte."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from segue.checkpoints.format.names import FOLDER, leads_out
 from segue.errors import MalformedCheckpointError, SessionError
 
 _MARKER = ".segue-folder"
-"""A file that marks a folder as containing only files of the run, which segue may replace."""
+"""Name of the marker file. A folder with this file contains only files of the run, which segue may replace."""
 
 
 class Folder:

@@ -37,7 +37,7 @@ class LiveSession:
     """The session of the program in this process. It holds the tracked state, and makes the steps."""
 
     def __init__(self, spec: RunSpec, owner: Owner, *, config: Mapping[str, Any], record: ProgramRecord | None) -> None:
-        """If `record` is None, a person started the script: its setup is not compared, and its goal may move."""
+        """If `record` is None, a person started the script. The setup is then not compared, and the goal may change."""
         self._spec, self._owner, self._is_goal_kept = spec, owner, record is not None
         self.config = config
         self._state = TrackedState(owner, record)
@@ -175,8 +175,8 @@ class LiveSession:
         self._leave()
 
     def conclude(self, raised: BaseException | None) -> StopReason:
-        """Return why the attempt ended, after the program has returned or has raised `raised`. If an error ended the
-        attempt, raise the error again.
+        """Return the stop reason after the program has returned or has raised `raised`. If an error ended the attempt,
+        raise the error again.
 
         Raises:
             SessionError: the program ended before its goal.

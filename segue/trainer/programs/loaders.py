@@ -13,7 +13,7 @@ from segue.trainer.programs.batches import BatchesComponent
 
 class _Slot(NamedTuple):
     loader: Any
-    """The loader. It is kept alive, because otherwise a new loader could get the same id."""
+    """The loader. This reference keeps the loader alive, so that no new loader can get the same id."""
     batches: BatchesComponent
 
 

@@ -33,7 +33,7 @@ class LoopRange:
     """The range over which a program loops."""
 
     loop: str
-    """The call without its arguments, for example `run.epochs()`."""
+    """The call that begins the loop, without its arguments, for example `run.epochs()`."""
     start: int
     stop: int | None
     """End of the range; None if only the run's goal ends the loop."""
@@ -98,10 +98,10 @@ class RangeRecord:
 def require_continued(
     record: RangeRecord, own_files: Callable[[datetime], OwnFiles], *, may_extend: bool, compares_code: bool
 ) -> None:
-    """Raise an error unless the program's current range continues the recorded range.
+    """Raise an error if the program's current range does not continue the recorded range.
 
-    If `may_extend` is True, a later end is accepted. If `compares_code` is True, the user has to accept a changed
-    program.
+    If `may_extend` is True, a later end is accepted. If `compares_code` is True, the error's fix tells the user how to
+    accept the changed code.
 
     Raises:
         SessionError: the range does not continue the recorded range; the message names the run's own files that the
@@ -163,11 +163,11 @@ class LoopEnding:
 
     def __init__(self) -> None:
         self.finish_reason: str | None = None
-        """The program's reason to end the run; None if the program does not end it."""
+        """The program's reason to end the run; None if the program does not end the run."""
         self.error: Exception | None = None
         """The error that ended the attempt, even if the program caught this error."""
         self.reason: StopReason | None = None
-        """Stop reason of the attempt; None while it trains, or if the program left its loop."""
+        """Stop reason of the attempt; None while the attempt trains, or if the program left its loop."""
 
 
 class ProgramLoop:
@@ -177,7 +177,7 @@ class ProgramLoop:
         """If `compares_code` is False, a person edits the script, so a later goal is accepted."""
         self._spec, self._owner, self._compares_code = spec, owner, compares_code
         self.call = ""
-        """The call without its arguments; empty before the call."""
+        """The call that begins the loop, without its arguments; empty before the call."""
         self.epoch: Epoch | None = None
         """The current epoch of `run.epochs()`; None in a loop over steps."""
         self._goal = math.inf
@@ -203,8 +203,8 @@ class ProgramLoop:
         return self.epoch.index if self.epoch is not None else 0
 
     def enter(self, call: str, numbers: range | None) -> RangeRecord:
-        """Begin the loop over these numbers, and return the component that records the numbers. `require` then checks
-        this record.
+        """Begin the loop over these numbers, and return the component that records the numbers. `require` checks the
+        returned component.
 
         Raises:
             SessionError: the program already has a loop, or segments end after epochs and the loop has none.
@@ -224,7 +224,7 @@ class ProgramLoop:
         """Raise an error if no step is left to train, or if the loop's range does not continue the checkpoint's range.
 
         Raises:
-            SessionError: no step is left to train, or the range is a different one.
+            SessionError: no step is left to train, or the range does not continue the checkpoint's range.
         """
         if not self._owner.stored:
             require_numbers(record.now)

@@ -57,8 +57,8 @@ def frames_of_the_user() -> Iterator[FrameType]:
 
 
 def flows_of_program() -> Flows:
-    """Analyse the flow of values through the program's own files. These are the files of running functions and of
-    loaded modules."""
+    """Analyse the flow of values through the program's own files. The program's own files are the files of running
+    functions and of loaded modules."""
     running = [frame.f_code.co_filename for frame in frames_of_the_user()]
     places = tuple(f"{place}{os.sep}" for place in (Path.cwd(), *(Path(file).parent for file in running)))
     loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
@@ -94,8 +94,8 @@ class LoopValues:
         """Return a finding for each value that affects later steps and is in no component. Each finding is returned
         only once.
 
-        If the loop assigns a value, the value is included even before it first changes. For example, a best loss may
-        not be known yet.
+        If the loop assigns a value, the value is included even before it first changes. An example is a best loss that
+        is not known yet.
         """
         now, names = self._marks(), self._names()
         is_changed = self._changed(now)
@@ -134,8 +134,8 @@ class LoopValues:
         return False
 
     def decides(self, name: str) -> bool:
-        """Whether this class reports on a variable of the script. It does so if the loop is at the top level of the
-        script."""
+        """Whether this class reports on a variable of the script. The class reports only if the loop is at the top
+        level of the script."""
         for frame, names in self._loops():
             if frame.f_code.co_name == MODULE and (name in names.fresh or name in names.carried):
                 return name in names.fresh or is_data(looked_at(frame.f_globals.get(name)))
@@ -151,8 +151,8 @@ class LoopValues:
         return any(name.endswith(f".{attribute}") for _, names in self._loops() for name in names.fresh)
 
     def makes_anew_in(self, variable: str, attribute: str) -> bool:
-        """Whether each step assigns this attribute of a namespace before reading it. The loop or a called function may
-        assign it."""
+        """Whether each step assigns this attribute of a namespace before reading it. The assignment may be in the loop
+        or in a called function."""
         found = [(frame, names) for frame, names in self._loops() if variable.partition(".")[0] in frame.f_locals]
         return any(
             f"{variable}.{attribute}" in names.fresh
@@ -206,8 +206,8 @@ class LoopValues:
         )
 
     def _is_made_of_tracked(self, name: CarriedName) -> bool:
-        """Whether the program computes the value from restored state before the loop. A resume shows if this is
-        enough."""
+        """Whether the program computes the value from restored state before the loop. The replay after a resume shows
+        whether the computed value is correct."""
         frame = next((each for each in frames_of_the_user() if each.f_code.co_qualname == name.function), None)
         if frame is None or not name.derives_from:
             return False
@@ -299,7 +299,7 @@ def _is_followed(name: str, names: LoopNames) -> bool:
 def _names_in(running: Running, flows: Flows) -> LoopNames | None:
     try:
         return names_in_loops(running, flows)
-    except Exception:  # Nothing that only looks may end an attempt; there are then no findings about this function.
+    except Exception:  # An inspection must not end an attempt. There are no findings about this function.
         log.warning("loops not analysed function=%s file=%s", running.name, running.file, exc_info=True)
         return None
 

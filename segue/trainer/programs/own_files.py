@@ -1,5 +1,5 @@
-"""The files that the program itself has written. They are not part of the program's state, and may be newer than its
-checkpoint."""
+"""The files that the program itself has written. Such files are not part of the program's state, and may be newer than
+its checkpoint."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class OwnFiles(NamedTuple):
     read: tuple[str, ...] = ()
     """Files that the program has read in this attempt."""
     written: tuple[str, ...] = ()
-    """Files in and below the working folder. They are listed if no read file is known. Segue may not notice that a file
-    is read, because a library may open files outside of Python, and a script may read a file before its session
+    """Files in and below the working folder. The tuple has these files only if no read file is known. Segue does not
+    see every read: a library may open files outside of Python, and a script may read a file before its session
     begins."""
 
 

@@ -51,6 +51,6 @@ class Owner(Protocol):
         ...
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """A block in which the program evaluates. No step is made in this block, and the trainer does not count as
-        hung."""
+        """A `with` block in which the program evaluates. In this block, no step is made, and the trainer does not count
+        as hung."""
         ...

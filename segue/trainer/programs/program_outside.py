@@ -1,4 +1,4 @@
-"""A program's untracked state. It consists of the objects that the program's loop and module hold."""
+"""A program's untracked state: the objects that the program's loop and module hold."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _HOLDERS = (nn.Module, torch.optim.Optimizer, *STREAMS, dict, list, set, deque, 
 
 _MOST_ITEMS = 64
 _CARRIED = "carried"
-"""Name of the record's part with the carried values."""
+"""Key of the carried values in the record."""
 
 
 class ProgramOutside(OutsideState):
@@ -183,14 +183,14 @@ def _held_by_the_loop() -> dict[str, Any]:
 
 
 def _within_variables(loops: LoopValues) -> Iterator[tuple[str, str, Any]]:
-    """Yield the objects inside a namespace or a tuple of these variables. Each comes with a path and an expression."""
+    """Yield the objects inside namespaces and tuples among the loop's variables, each with a path and an expression."""
     for frame in frames_of_the_user():
         for variable, held in namespaces_of(frame):
             for name, value in dict(vars(held)).items():
                 if _is_object(value) and not loops.makes_anew_in(variable, name):
                     yield f"{variable}.{name}", f"{variable}.{name}", value
         for variable, held in dict(frame.f_locals).items():
-            # Not `isinstance`, which asks a class of the user's.
+            # Not `isinstance`, which may call code of a user's class.
             if not issubclass(type(held), tuple) or loops.covers(variable, held):
                 continue
             fields = dict(enumerate(getattr(type(held), "_fields", ())))
@@ -202,7 +202,7 @@ def _within_variables(loops: LoopValues) -> Iterator[tuple[str, str, Any]]:
 
 def _is_object(value: Any) -> bool:
     """Whether the value is or contains an object that is more than data."""
-    kind = type(value)  # Not `isinstance`, which asks a class of the user's.
+    kind = type(value)  # Not `isinstance`, which may call code of a user's class.
     if issubclass(kind, COLLECTIONS):
         return not is_data(looked_at(value))
     return _is_holder(value) and not issubclass(kind, CODE)

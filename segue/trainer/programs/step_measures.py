@@ -114,7 +114,8 @@ class Measures:
         )
 
     def outcome(self, step: int) -> _Found | Measured:
-        """Return the numbers of the completed step. If an accelerator may still compute them, they can be read later.
+        """Return the numbers of the completed step. If an accelerator may still compute the numbers, return a
+        `Measured`, which reads the numbers later.
 
         Raises:
             SessionError: the program reported nothing in this step.
@@ -207,8 +208,8 @@ _NO_IDS = np.zeros(0, np.uint64)
 
 
 class StepInProgress:
-    """The step that is in progress. There is one step at a time. It is opened at a safe point, and closed at the next
-    safe point."""
+    """The step that is in progress. There is one step at a time. A step is opened at a safe point, and closed at the
+    next safe point."""
 
     def __init__(
         self, progress: Progress, *, components: Mapping[str, Component], measures: Measures, ranks: Ranks

@@ -35,10 +35,10 @@ _ANY_ORDER_IS_THE_SAME = 2
 
 
 def named_on(ranks: Ranks, target: Any, components: Mapping[str, Component]) -> dict[str, Component]:
-    """Return the components of a tracked object. The names of the components contain the rank, unless all ranks share
-    the object's state.
+    """Return the components of a tracked object. If the ranks do not share the object's state, the names of the
+    components contain the rank.
 
-    All ranks share the state of modules and optimizers. Each step checks this: it compares the norms of gradients and
+    All ranks share the state of modules and optimizers. To check this, each step compares the norms of gradients and
     parameters over all ranks.
     """
     if isinstance(target, nn.Module | torch.optim.Optimizer):
@@ -67,7 +67,7 @@ def refuse_changing_sums(name: str, target: Any, ranks: Ranks) -> None:
 
 
 def same_on_every_rank(objects: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Return a predicate that tells if all ranks hold equal values of a state tensor, because DDP keeps them equal."""
+    """Return a predicate that tells if DDP keeps the values of a state tensor equal on all ranks."""
     modules = {name: each for name, each in objects.items() if isinstance(each, DistributedDataParallel)}
     parameters = {f"{name}.state.{path}" for name, each in modules.items() for path, _ in bare(each).named_parameters()}
     held = {id(parameter) for each in modules.values() for parameter in each.parameters()}
@@ -153,7 +153,7 @@ class TrackedState:
         self.folder.take(path, step=step, instead=instead, best=best)
 
     def add(self, name: str, found: dict[str, Component], *, call: str, target: Any = None) -> None:
-        """Add and restore the components of a tracked object. `call` is the program's call, which messages show.
+        """Add and restore the components of a tracked object. `call` is the text of the program's call, for messages.
 
         Raises:
             SessionError: the first step was already made, or the name cannot be used.
