@@ -41,8 +41,8 @@ class StepTime:
         self._last_at = at
 
     def pause(self, *, until: float | None = None) -> None:
-        """Leave out the time until `until`, because it is not part of a step. If `until` is None, leave out the time
-        until the end of the next step."""
+        """Exclude the time until `until`, because it is not part of a step. If `until` is None, exclude the time until
+        the end of the next step."""
         self._last_at = until if self._last_at is not None else None
 
     @property
@@ -54,8 +54,8 @@ class StepTime:
 class Activity:
     """The trainer's progress. The training thread writes the progress, and other threads read it.
 
-    The watchdog may end the attempt while the training thread runs code that may never return. In this case, the
-    training thread stops at its next sign of progress.
+    The watchdog may end the attempt while the training thread runs code that may never return. If the watchdog ends the
+    attempt, the training thread stops at its next sign of progress.
     """
 
     def __init__(self, clock: Clock, *, begun_at: float | None = None) -> None:
@@ -63,14 +63,14 @@ class Activity:
         self._clock = clock
         began = clock.monotonic() if begun_at is None else begun_at
         self._now_in: tuple[Phase, float, dict[Phase, float]] = ("build", began, {})
-        """The phase, its begin, and the seconds in the phases before. The heartbeat thread reads all at once."""
+        """The phase, its start, and the seconds in earlier phases, in one tuple for the heartbeat thread."""
         self._steps = StepTime()
         self.longest_evaluation_seconds: float | None = None
         self.mark = Mark("starting", 0, 0)
         self.is_reported = False
         """Whether the attempt's report is in the run's log."""
         self.makes_last_step = False
-        """Whether an attempt that ends makes one more step. This step may take no longer than the earlier steps."""
+        """Whether an ending attempt makes one more step, which may take no longer than the earlier steps."""
         self._trains = threading.get_ident()
         self._taking = threading.Lock()
         self._is_taken = False
@@ -113,7 +113,7 @@ class Activity:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """A block in which the user's metric is computed."""
+        """A `with` block in which the user's metric is computed."""
         began, before, phase = self._clock.monotonic(), self.mark.kind, self.phase
         self._set("evaluating")
         self.phase = "evaluate"
@@ -129,7 +129,7 @@ class Activity:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """A block in which the state is captured."""
+        """A `with` block in which the state is captured."""
         phase, self.phase = self.phase, "save"
         try:
             yield
@@ -138,7 +138,7 @@ class Activity:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """A block that waits for another process, which builds the recipe."""
+        """A `with` block that waits for another process, which builds the recipe."""
         before = self.mark.kind
         self._set("waiting")
         try:
@@ -158,7 +158,7 @@ class Activity:
 
     @contextmanager
     def last_step(self) -> Iterator[None]:
-        """A block in which an ending attempt makes a step."""
+        """A `with` block in which an ending attempt makes a step."""
         self.makes_last_step = True
         try:
             yield

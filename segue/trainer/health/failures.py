@@ -1,5 +1,4 @@
-"""The class of an exception of the user's code. The cause is a lack of memory, a temporary problem, or a fault of the
-code."""
+"""Classifies an exception of the user's code: a lack of memory, a temporary problem, or a fault of the code."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ _DEVICE_MESSAGE = re.compile(
     r"CUDA error: (uncorrectable (ECC|NVLink) error|no CUDA-capable device|invalid device ordinal|unknown error"
     r"|CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized)"
 )
-"""Messages of the same device errors. They identify the error if torch gives no error code."""
+"""Messages of errors of a failed device. These messages identify the error if torch gives no error code."""
 _NETWORK_TYPE = re.compile(r"Timeout|TimedOut|Connect|Network|Transport|Incomplete|Throttl|Unavailable|ServerError")
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)")
 """Message about a dead data loader worker. torch raises a plain RuntimeError with this message."""
@@ -89,7 +88,8 @@ def stop_reason(error: BaseException, *, kills_before: MemoryKills) -> StopReaso
 
 
 def is_of_device(error: BaseException) -> bool:
-    """Whether the device has failed, and not the code. If so, the same step can succeed on another machine."""
+    """Whether the device has failed, and not the code. After a device failure, the same step can succeed on another
+    machine."""
     name = error.type_name if isinstance(error, RankFailedError) else type(error).__name__
     code = attribute(error, "error_code")
     if name == "AcceleratorError" and isinstance(code, int):
@@ -98,9 +98,9 @@ def is_of_device(error: BaseException) -> bool:
 
 
 def failure_of(error: BaseException) -> CodeFailure:
-    """Make the failure that a person sees. It is the traceback of the recipe's code, or the message of a segue error.
+    """Make the failure that a person sees: the traceback of the recipe's code, or the message of a segue error.
 
-    Secrets from the environment are hidden in the failure, because segue stores it.
+    The failure hides secrets from the environment, because segue stores the failure.
     """
     if isinstance(error, RankFailedError):
         name = f"{error.type_name} on rank {error.rank}"

@@ -17,7 +17,8 @@ from segue.trainer.health.step_times import SLOW_RATIO, WINDOW_STEPS, slowness_o
 log = logging.getLogger(__name__)
 
 _EVERY_STEPS, _RANKS_PER_STEP = 4, 8
-"""The ranks are compared every fourth step, or less often if there are many, so that a step pays for few ranks."""
+"""The ranks are compared every fourth step, or less often if there are many, so that the cost for each step is
+small."""
 
 
 class RankTimes:
@@ -36,7 +37,7 @@ class RankTimes:
         self._named: set[int] = set()
 
     def add(self, own_seconds: Sequence[float]) -> None:
-        """Add the own time of each rank in a step, in order of rank. If a rank has none, nothing is added."""
+        """Add the own time of each rank in a step, in order of rank. If a rank has no own time, add nothing."""
         if len(own_seconds) < len(self._newest):
             return
         for newest, seconds in zip(self._newest, own_seconds, strict=True):

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 _OVERDUE_SECONDS = 5.0
-"""A trainer that is still alive this many seconds after the grace period of a notice ends itself."""
+"""Number of seconds after the grace period of a notice at which a trainer that is still alive ends itself."""
 _MOST_GRACE_SECONDS = 30.0
 """For this many seconds after a notice, the watchdog does nothing, even if the deadline seems to have passed."""
 _REPORT_SECONDS = 15.0
@@ -46,8 +46,7 @@ aborted."""
 _LOST_SECONDS = 10.0
 """Seconds that the training thread has to notice the loss of a rank, before this process ends itself."""
 _BEHIND_LEADER_SECONDS = 60.0
-"""Seconds that another rank waits after the leader before it ends itself, because the leader writes the report
-first."""
+"""Seconds by which the other ranks end themselves later than the leader, because the leader writes the report first."""
 
 _ANSWER_SECONDS, _ANSWER_SHARE = 1.0, 0.25
 """Time for the training thread to act on a notice if none of its work would be lost. The first number is in seconds,
@@ -70,7 +69,7 @@ class Captured:
         """Let the writer commit the captured state, and wait for the commit for at most `limit_seconds`."""
 
     def release(self) -> None:
-        """Let the pending save be committed without its metric. Returns immediately."""
+        """Let the pending save be committed without its metric. The call returns immediately."""
 
 
 class Peers(Protocol):
@@ -84,7 +83,7 @@ class Peers(Protocol):
 
 
 class Group(Protocol):
-    """The facts that this rank knows about the other ranks."""
+    """This rank's view of the other ranks."""
 
     @property
     def ranks(self) -> Peers: ...
@@ -96,7 +95,8 @@ class Group(Protocol):
         """
 
     def ended_elsewhere(self) -> SegueError | None:
-        """The error with which another rank has ended the attempt; None after the training thread has noticed it."""
+        """The error with which another rank has ended the attempt; None if there is no such error, or if the training
+        thread has noticed it."""
 
     def take_over(self) -> bool | None:
         """Take over the end of the attempt. Return whether this rank must report, or None if the training thread ends
@@ -174,8 +174,8 @@ class Watchdog:
     def _answer(self, left: float, *, noticed_seconds: float, seen: Mark) -> None:
         """End the attempt after a notice if the training thread does not reach a safe point in time.
 
-        If no work would be lost, the attempt ends immediately. Otherwise the attempt ends when only the time for the
-        report is left.
+        If no work would be lost, the attempt ends immediately. If work would be lost, the attempt ends when only the
+        time for the report is left.
         """
         grace = self._spec.grace_seconds
         # If the provider may withdraw the notice, act as late as possible.
@@ -197,8 +197,8 @@ class Watchdog:
         self._end_in_place(self._reason_of_notice(), seen, patience_seconds=patience - reserve, note=note)
 
     def _end_in_last_step(self, seen: Mark, stood_seconds: float) -> None:
-        """End the attempt for the reason that it already had, because a step after the last save hangs, and this step
-        is not needed.
+        """End the attempt with the stop reason that it already has. A step after the last save hangs, but the attempt
+        does not need this step.
 
         If the training thread has made progress, the call has no effect.
         """
@@ -220,8 +220,8 @@ class Watchdog:
         """Stop waiting for a rank that has ended. Return the number of seconds since this process noticed the end of
         the rank.
 
-        Usually the training thread itself notices that a rank has ended. It cannot notice this while it waits for an
-        accelerator that waits for the ended rank.
+        Usually the training thread itself notices that a rank has ended. The training thread cannot notice the end
+        while it waits for an accelerator that waits for the ended rank.
         """
         ended = self._group.ended_elsewhere()
         if ended is None:
@@ -250,8 +250,8 @@ class Watchdog:
             self._exit(reason)
 
     def _end_in_place(self, reason: StopReason, seen: Mark, *, patience_seconds: float, note: str | None) -> None:
-        """Commit the captured state, write the report, and end this process. The watchdog does this in place of the
-        training thread. The function does not return."""
+        """Commit the captured state, write the report, and end this process, in place of the training thread. The
+        function does not return."""
         try:
             self._board.hold()
             log.warning(
@@ -308,7 +308,8 @@ def moment_to_answer(kind: Kind, *, is_all_captured: bool) -> Literal["at once",
 
 
 def report_seconds(grace_seconds: float) -> float:
-    """Seconds of the grace period that are reserved for the report; longer than the watchdog's period."""
+    """Seconds of the grace period that are reserved for the report. The result is longer than the watchdog's polling
+    period."""
     return min(max(0.1 * grace_seconds, 2 * _POLL_SECONDS), 2.0, grace_seconds / 2)
 
 

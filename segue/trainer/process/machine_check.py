@@ -95,7 +95,7 @@ def begin() -> None:
 def finish(device: torch.device, machine: Machine) -> MachineCheck:
     """Return the result of the check.
 
-    The call waits for the product. It waits for disk and driver until three seconds after the beginning of the check.
+    The call waits for the product. For disk and driver, it waits at most until three seconds after the check began.
     """
     begin()
     parts = _begun.pop()

@@ -220,8 +220,8 @@ class LoopValues:
         return is_restored or (is_attribute and bool(held))
 
     def _changed(self, now: Mapping[str, Mark]) -> set[str]:
-        """Return the paths of values that have changed since the first step was due. Newly made code is not a
-        change."""
+        """Return the paths of values that have changed since the first step was due. Code that was made after that
+        moment does not count as a change."""
         code = {name.path for name, held in self._held() if isinstance(held, CODE)}
         made = {path for path in code if not isinstance(self._begun.get(path), str)}
         return {path for path, mark in now.items() if self._begun.get(path, UNREADABLE) != mark} - made

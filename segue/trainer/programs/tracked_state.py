@@ -38,8 +38,8 @@ def named_on(ranks: Ranks, target: Any, components: Mapping[str, Component]) -> 
     """Return the components of a tracked object. If the ranks do not share the object's state, the names of the
     components contain the rank.
 
-    All ranks share the state of modules and optimizers. To check this, each step compares the norms of gradients and
-    parameters over all ranks.
+    All ranks share the state of modules and optimizers. Each step compares the norms of gradients and parameters over
+    all ranks, to check that the state is shared.
     """
     if isinstance(target, nn.Module | torch.optim.Optimizer):
         return dict(components)

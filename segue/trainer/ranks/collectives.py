@@ -28,7 +28,7 @@ from segue.trainer.ranks.own_time import OwnTime
 log = logging.getLogger(__name__)
 
 _kept: set[Any] = set()
-"""All process groups of this process. This set keeps them until the process ends.
+"""All process groups of this process. This set keeps the groups alive until the process ends.
 
 DistributedDataParallel's reducer holds a reference to its group. If the reducer held the last reference, it would
 destroy the group while it holds Python's lock, and would wait for gloo's threads. A gloo thread that ends a broken
@@ -152,8 +152,8 @@ class TorchRanks(Ranks):
 
 
 class RanksOfProgram(TorchRanks):
-    """The ranks of a program. They have a separate group, because the program itself makes and destroys torch's default
-    group."""
+    """The ranks of a program. Segue uses a separate group for these ranks, because the program itself makes and
+    destroys torch's default group."""
 
     def _join(self, device: torch.device) -> None:
         store = distributed_c10d.PrefixStore("segue/ranks", connected(wait_seconds=self.wait_seconds))
@@ -199,7 +199,7 @@ class StepNumbers(NamedTuple):
 
     loss: float
     grad_norm: float | None
-    """Norm of the gradients; None if it was not measured, which happens only with one rank."""
+    """Norm of the gradients; None if not measured. With several ranks, the norm is always measured."""
     param_norm: float | None
     lr: tuple[float, ...]
     loss_scale: float | None
@@ -219,8 +219,8 @@ class Vote(NamedTuple):
     streams: tuple[str, ...] = ()
     """Hash of the random streams of each rank; empty on a rank that does not publish its streams."""
     own_seconds: tuple[float, ...] = ()
-    """Own time of this rank in its newest measured step; empty if not measured. In the result, the own times of the
-    ranks that measured one, in order of rank."""
+    """Own time of this rank in its newest measured step; empty if not measured. In the merged vote, the own times of
+    all ranks that measured their own time, in order of rank."""
 
     def pack(self) -> bytes:
         kind, seconds_left = self.notice or ("", 0.0)
@@ -240,7 +240,7 @@ def merged(votes: Sequence[Vote]) -> Vote:
     """Return the leader's vote, with two exceptions. If any rank has a notice, all ranks stop. If any rank is busy, the
     result is busy.
 
-    If several ranks have a notice, the notice with the least time left counts.
+    If several ranks have a notice, the result has the notice with the least time left.
     """
     leader = votes[0]
     notices = [vote.notice for vote in votes if vote.notice is not None]

@@ -1,5 +1,5 @@
-"""Distribution of a model over ranks. DistributedDataParallel replicates the model, unless the recipe has sharded
-it."""
+"""Distribution of a model over ranks. If the recipe has not sharded the model, DistributedDataParallel replicates the
+model."""
 
 from __future__ import annotations
 
@@ -169,8 +169,8 @@ def _are_plain_and_alike(tensors: list[torch.Tensor]) -> bool:
 
 
 def _norm_of_norms(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The same result, bit for bit, as `torch.nn.utils.get_total_norm` for plain tensors of one kind, in half the
-    time."""
+    """Return the same bits as `torch.nn.utils.get_total_norm` in half the time, for plain tensors of one type and
+    device."""
     with torch.no_grad():
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
         return norm
@@ -178,8 +178,8 @@ def _norm_of_norms(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 @torch.no_grad()
 def parameter_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
-    """Euclidean norm of the parameters. The sum is at least in fp32, because the three digits of bf16 would hide a lost
-    optimizer state."""
+    """Euclidean norm of the parameters. The sum uses at least fp32, because bf16 has only three digits and would hide a
+    lost optimizer state."""
     if _are_plain_and_alike(parameters) and parameters[0].dtype not in _COARSE:
         return _norm_of_norms(parameters)
     coarse = [tensor for tensor in parameters if tensor.dtype in _COARSE and not is_sharded(tensor)]
@@ -205,7 +205,8 @@ class _Replicated(DistributedDataParallel):
         self.own_time = own_time
 
     def _sync_buffers(self) -> None:
-        """Exchange the buffers before the forward pass. The wait for the other ranks is no own time of this rank."""
+        """Exchange the buffers before the forward pass. The wait for the other ranks does not count as own time of this
+        rank."""
         if self.own_time is not None:
             self.own_time.pause()
         super()._sync_buffers()  # type: ignore[no-untyped-call]

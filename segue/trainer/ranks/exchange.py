@@ -1,5 +1,5 @@
-"""A key-value store that the ranks of an attempt share, and the signs of life that they write to it. torchrun hosts
-this store on the machine of rank 0."""
+"""A key-value store that the ranks of an attempt share, and the counters by which each rank shows that it still runs.
+torchrun hosts this store on the machine of rank 0."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Exchange:
     """A connection to the shared store. Any thread may use the connection at any time.
 
     If the store is gone, calls raise a RuntimeError, even if the machine of the store has disappeared without a
-    message. In this case torch's own timeout does not help, because it applies only to waits for a key. So a separate
-    thread makes the calls, and is abandoned if the store does not answer.
+    message. torch's own timeout does not detect a machine that has disappeared, because the timeout applies only to
+    waits for a key. A separate thread therefore makes the calls. If the store does not answer, the thread is abandoned.
     """
 
     def __init__(self, *, wait_seconds: float, answer_seconds: float = _ANSWER_SECONDS) -> None:
@@ -101,17 +101,17 @@ class _Call:
 
 
 _LOOKS_PER_READING = 20
-"""Number of calls of `look` between two readings of the counters. A watchdog calls `look` twice a second, but reads the
+"""Number of calls of `look` between two readings of the counters. A watchdog calls `look` twice a second. It reads the
 counters of other machines only every ten seconds, because the watchdogs of many ranks share one store."""
 SILENT_READINGS = 12
-"""Number of readings without a change of the counter after which a machine counts as gone. These readings take two
+"""Number of readings without a change of the counter after which a machine counts as gone. The 12 readings take two
 minutes. Segue counts readings and not seconds, because this process itself may have been suspended."""
 _NOT_BEGUN = "0"
 """Counter value of a rank whose watchdog has not started."""
 
 
 class Presence:
-    """The facts that one rank has about which ranks of the attempt still run."""
+    """One rank's view of which ranks of the attempt still run."""
 
     def __init__(self, notes: Notes, *, rank: int, count: int) -> None:
         self._rank, self._count = rank, count

@@ -1,4 +1,5 @@
-"""The rank group. It is the ranks of one attempt and the objects that they share, or a process that trains alone."""
+"""The rank group: the ranks of one attempt and the objects that they share. A process that trains alone is also a
+group."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class RankGroup:
         return True
 
     def shared_failure(self) -> AbstractContextManager[None]:
-        """A block of code. If an exception is raised in this block on one rank, all ranks end."""
+        """A `with` block. If an exception is raised in this block on one rank, all ranks end."""
         return nullcontext()
 
     def break_off(self) -> None:
@@ -48,7 +49,8 @@ class RankGroup:
         """
 
     def ended_elsewhere(self) -> SegueError | None:
-        """The error with which another rank has ended the attempt; None after the training thread has noticed it."""
+        """The error with which another rank has ended the attempt; None if there is no such error, or if the training
+        thread has noticed it."""
         return None
 
     def take_over(self) -> bool | None:

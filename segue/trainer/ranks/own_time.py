@@ -2,7 +2,7 @@
 
 With several ranks, whole steps take the same time on each rank, because the ranks wait for each other. Own time begins
 when the rank asks for its batch, and ends when its gradients are complete, before it waits for the gradients of the
-other ranks. Exchanges of buffers (as of BatchNorm) before a forward pass do not count.
+other ranks. Own time does not include exchanges of buffers (as of BatchNorm) before a forward pass.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class OwnTime:
         self._begun = self._mark()
 
     def resume(self) -> None:
-        """Measure again, after a wait for other ranks."""
+        """Start measuring again after a wait for other ranks."""
         self._begun = self._mark()
 
     def pause(self) -> None:
-        """Stop to measure, before a wait for other ranks."""
+        """Stop measuring before a wait for other ranks."""
         if self._begun is not None and self._steps:
             self._steps[-1].append((self._begun, self._mark()))
         self._begun = None
 
     def follow(self, model: nn.Module) -> None:
-        """Stop to measure whenever a backward pass has computed all gradients of this model on this rank.
+        """Stop measuring whenever a backward pass has computed all gradients of this model on this rank.
 
-        The engine calls queued functions in their order after the last gradient. DistributedDataParallel queues its
-        wait for the other ranks when all gradients are complete, which is later than the hook of any parameter. The
-        hook of the last parameter is usually the first to be called.
+        torch's autograd engine calls queued functions in their order after the last gradient. DistributedDataParallel
+        queues its wait for the other ranks when all gradients are complete, which is later than the hook of any
+        parameter. The hook of the last parameter is usually the first to be called.
         """
         for handle in self._handles:
             handle.remove()

@@ -1,5 +1,4 @@
-"""The end of a process without the destruction of its objects. The objects are not destroyed because their destructors
-may never return."""
+"""Ends a process without destroying its objects, because their destructors may never return."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ log = logging.getLogger(__name__)
 _END_SECONDS = 60.0
 """Longest time, in seconds, that the threads and exit functions of the process may take."""
 _LOCKED_SECONDS = 10.0
-"""If a thread keeps Python's lock, no other thread can run. After this many further seconds, the process is ended in
-this case."""
+"""Additional seconds after which the process ends even if one thread keeps Python's lock and no other thread can
+run."""
 _STANDARD_ERROR = 2
 
 

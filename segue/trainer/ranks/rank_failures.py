@@ -1,8 +1,8 @@
 """Failures of ranks. The module finds out which rank raised an error, which rank hangs, and which rank has ended.
 
-If a rank raises an error, it publishes its ending. The other ranks see a collective that is broken or takes too long.
-Before they raise an error, they read the published endings and check which processes are alive, so that every rank
-reports the same cause.
+If a rank raises an error, it publishes its ending. The other ranks only see a collective that is broken or takes too
+long. Before the other ranks raise an error, they read the published endings and check which processes are alive, so
+that every rank reports the same cause.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SETTLE_SECONDS = 5.0
 attempt."""
 
 _SILENT_LOOKS = 240
-"""Number of checks without an answer after which the machine of the store counts as gone. These checks take two
+"""Number of checks without an answer after which the machine of the store counts as gone. The 240 checks take two
 minutes. Segue counts checks and not seconds, because this process itself may have been suspended."""
 _POLL_SECONDS = 0.05
 _OF_GLOO = re.compile("gloo|Application timeout caused pair closure")
@@ -62,7 +62,7 @@ class RankEnding(Value):
     rank: int
     order: int
     is_cause: bool
-    """False if the rank only noticed that other ranks did not answer."""
+    """Whether this rank caused the end. The value is False if the rank only noticed that other ranks did not answer."""
     is_code: bool
     """Whether the recipe's code is the cause, and not the store or the machine."""
     type_name: str
@@ -83,17 +83,17 @@ class RankFailures:
     def __init__(
         self, notes: CountedNotes, *, watched: Notes, rank: int, count: int, wait_seconds: float, clock: Clock
     ) -> None:
-        """`watched` gives the same notes to the watchdog's thread. It uses a separate connection, which never blocks
-        for long."""
+        """`watched` has the same notes for the watchdog's thread, over a separate connection that never blocks for
+        long."""
         self._notes, self._watched, self._clock = notes, watched, clock
         self._rank, self._count, self._wait_seconds = rank, count, wait_seconds
         self.reporter = 0
-        """The rank that writes the attempt's report. It is the first rank that can write the report."""
+        """The rank that writes the attempt's report: the first rank that can write the report."""
         self.step = 0
         """The last step that this rank has completed."""
         self.is_broken_off = False
-        """Whether this process itself has aborted its collectives. If so, the abort is the cause of the exceptions in
-        these collectives."""
+        """Whether this process itself has aborted its collectives. If the value is True, the abort is the cause of the
+        exceptions in these collectives."""
         self._is_settled = self._is_taken_over = False
         self._settling = threading.Lock()
         self._hung: tuple[int, ...] = ()
@@ -103,11 +103,11 @@ class RankFailures:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """A block that publishes its exception to the other ranks. If another rank is the cause, the error of the other
-        rank is raised instead.
+        """A `with` block. If the block raises an exception, publish it to the other ranks. If another rank is the
+        cause, raise the error of the other rank instead.
 
         Raises:
-            RankFailedError, HungRankError, RankLostError: instead of the exception of a broken collective.
+            RankFailedError, HungRankError, RankLostError: raised in place of the exception of a broken collective.
         """
         try:
             yield
@@ -124,7 +124,8 @@ class RankFailures:
             raise cause from error
 
     def ended_elsewhere(self) -> SegueError | None:
-        """The error with which another rank has ended the attempt; None after the training thread has noticed it.
+        """The error with which another rank has ended the attempt; None if there is no such error, or if the training
+        thread has noticed it.
 
         The watchdog's thread calls this method.
         """
@@ -278,7 +279,7 @@ def cause_of(
     waited_seconds: float,
     step: int,
 ) -> SegueError:
-    """Return the cause of the attempt's end from the published endings. Pure.
+    """Return the cause of the attempt's end from the published endings. The function is pure.
 
     `silent` ranks have published no ending; `hung` ranks are the silent ranks that are alive.
     """

@@ -1,5 +1,5 @@
 """Fresh processes that replay steps. The module starts the processes, reads their answers, and measures the noise
-between the replays. This noise is a second opinion about a replay that differs from its witness.
+between the replays. The noise serves as a second opinion about a replay that differs from its witness.
 
 Each replay needs a new process. The first replay in a process changes state in closures and globals, which no
 checkpoint has. In a second replay in the same process, this change would look like noise.
@@ -112,8 +112,8 @@ class FreshProcesses:
     def replays(self, *, own: Sequence[WitnessRow] | None, is_own_fresh: bool = False) -> Replays:
         """Make replays until a further replay would show nothing new.
 
-        `own` is the replay of this process. If `is_own_fresh` is True, this replay was made in the same way as the
-        replays of fresh processes, and counts as one of them.
+        `own` is the replay of this process. If `is_own_fresh` is True, `own` was made in the same way as the replays of
+        fresh processes, and counts as one of these replays.
         """
         made: list[Rows] = []
         unit = UNIT
@@ -135,8 +135,7 @@ class FreshProcesses:
         return json.loads(answer.setup_json) if answer is not None else {}
 
     def has_other_kernels(self, usual: Sequence[WitnessRow]) -> bool:
-        """Whether deterministic kernels give results that differ from the results of the usual kernels, or do not exist
-        for an operation.
+        """Whether deterministic kernels give other results than the usual kernels, or do not exist for an operation.
 
         If the result is True, some usual kernels are not deterministic, even if they nearly always give the same bits.
         """
@@ -300,7 +299,8 @@ class SecondOpinion:
         return FreshProcesses(request, self._patience(), self._context.clock)
 
     def _patience(self) -> Callable[[], bool]:
-        """Return a function that tells if waiting may go on; it must end at a notice and at the time limits."""
+        """Return a function that tells if waiting may go on. The function returns False after a notice and at the time
+        limits."""
         context, clock = self._context, self._context.clock
         give_up_at = clock.monotonic() + _LIMIT_SECONDS
         if context.plan.max_seconds is not None:
@@ -316,6 +316,6 @@ class SecondOpinion:
 def may_ask(assignment: Assignment) -> bool:
     """Whether segue may ask fresh processes.
 
-    It may not for programs, which would repeat all their other work too, and not if rehearsals are off.
+    Segue may not ask if rehearsals are off. It may not ask for a program, which would repeat all its other work too.
     """
     return assignment.spec.recipe is not None and assignment.spec.continuity.rehearsal != "off"

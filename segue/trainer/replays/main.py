@@ -1,8 +1,8 @@
 """The process of a replay. The command is `python -m segue.trainer.replays.main PARENT ANSWER`, with a request on
 standard input.
 
-The process writes the rows of the replayed steps and the setup to the file ANSWER. It ends when the process PARENT
-ends.
+The process writes the rows of the replayed steps and the setup to the file ANSWER. The replay process ends when the
+process PARENT ends.
 """
 
 from __future__ import annotations

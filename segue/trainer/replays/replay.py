@@ -56,7 +56,8 @@ class Formats:
 
 @contextmanager
 def noting_formats() -> Iterator[Formats]:
-    """A block that records the formats of tensors that are saved for a backward pass. It changes no number."""
+    """A `with` block that records the formats of tensors that are saved for a backward pass. The record changes no
+    number."""
     formats = Formats(_TF32_UNIT if _is_tf32() else UNIT)
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -74,7 +75,7 @@ def _is_tf32() -> bool:
 
 @dataclass(frozen=True)
 class Replay:
-    """The results of a replay. They are facts about the checkpoint, and the rows of the steps after the checkpoint."""
+    """The results of a replay: facts about the checkpoint, and the rows of the steps after the checkpoint."""
 
     committed: Digests
     restored: Digests
@@ -191,6 +192,7 @@ def replay(
 
 
 def _state_digests(recipe: LiveRecipe) -> dict[str, str]:
-    """Return the digests of the components that a commit of the same steps has. The position is not compared."""
+    """Return the digests of the components that a commit of the same steps has. The result does not include the
+    position."""
     components = {n: c for n, c in recipe.components.items() if n not in NOT_STATE and n != PROGRESS}
     return dict(digest(take(capture(components), copy=False, to_host=False)).components)

@@ -22,8 +22,8 @@ _OF_FREE_MEMORY = 0.5
 """Share of free memory that a second copy of the state may use."""
 _OF_FREE_ON_DEVICE = 0.9
 _CONTEXT_BYTES = 2**30
-"""Device memory that a process needs in addition to its tensors. It is used for the context of the process and for the
-workspaces of libraries."""
+"""Device memory that a process needs in addition to its tensors, for its context and for the workspaces of
+libraries."""
 
 
 def begin_beside(parent_pid: int) -> None:

@@ -46,7 +46,7 @@ def check_metric(
     """Evaluate the restored state, compare the metric, and undo the state changes that `evaluate` makes.
 
     The comparison proves nothing if the metric differs at each call, or if the code of the metric has changed. Every
-    rank evaluates, and the leader's number counts, in the same way as at a save.
+    rank evaluates. As at a save, the check uses the leader's number.
     """
     expected, outside = found.checkpoint.manifest.metric, components.get(UNTRACKED)
     committed = found.source.snapshot.skeletons.get(UNTRACKED, {})
@@ -152,7 +152,7 @@ class Comparison:
     values_at_commit: Mapping[str, Any]
     """Marks of values outside every component, as stored in the checkpoint."""
     as_built: frozenset[str]
-    """Components that start as built, because the checkpoint that a fork starts from has no state for them."""
+    """Components of a fork that start as built, because the checkpoint of the other run has no state for them."""
     metric: MetricCheck = field(default_factory=MetricCheck)
     witness: tuple[WitnessRow, ...] = ()
     """The witness rows that the previous attempt recorded after the commit. Only the leader has these rows."""
@@ -161,7 +161,7 @@ class Comparison:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the state or the setup already differs. If so, no replay is needed."""
+        """Whether the state or the setup already differs. After such a difference, no replay is needed."""
         found = digest_findings(self.committed, self.restored.digests, environment_changes=self.environment_changes)
         return bool(found or self.setup.findings)
 
@@ -170,12 +170,11 @@ class Comparison:
         return next((row for row in self.witness if row.step == step), None)
 
     def noting(self, findings: Sequence[Finding]) -> Comparison:
-        """Return a copy that also has these findings. They explain rows that differ."""
+        """Return a copy that also has these findings. The findings explain rows that differ."""
         return replace(self, setup=replace(self.setup, noted=(*findings, *self.setup.noted)))
 
     def verdict(self, replay: Sequence[WitnessRow], *, early: tuple[Finding, ...], noise: Noise) -> Verdict:
-        """Return the verdict. If packages or kernels have changed, this counts as a changed environment only if the
-        bits differ."""
+        """Return the verdict. Changed packages or kernels count as a changed environment only if the bits differ."""
         changes = self.environment_changes
         others = (*self.other_packages, *(["kernels that torch.compile timed"] if self.has_other_kernels else []))
         verdict = self._verdict_in(changes, replay, early=early, noise=noise)

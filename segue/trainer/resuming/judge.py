@@ -142,8 +142,8 @@ class Judge:
         )
 
     def _noise_of_earlier_attempts(self, replaying: Replaying) -> Noise:
-        """Return the noise among attempts from the same checkpoint. There may be two such attempts, because a second
-        resume is made after a first broken resume."""
+        """Return the noise among attempts from the same checkpoint. There may be two such attempts, because segue tries
+        the same checkpoint again after a broken resume."""
         comparison = replaying.comparison
         if replaying.early or comparison.environment_changes:
             return NONE

@@ -73,8 +73,8 @@ class Resume:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether a difference was found, but a notice left no time to find the cause. While this is so, nothing is
-        committed."""
+        """Whether a difference was found, but a notice left no time to find the cause. Until the cause is found,
+        nothing is committed."""
         return isinstance(self._phase, Replaying) and self._phase.is_undecided
 
     @property

@@ -1,4 +1,5 @@
-"""The comparison of the live state with the committed state. It is made immediately before the first batch is drawn."""
+"""The comparison of the live state with the committed state. The comparison is made immediately before the first batch
+is drawn."""
 
 from __future__ import annotations
 

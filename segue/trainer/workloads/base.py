@@ -29,12 +29,12 @@ class StepDue(NamedTuple):
     """The next step, and the requirements for this step."""
 
     needs_fingerprints: bool
-    """Whether the row of the step will be a witness row, or will be compared with a witness row."""
+    """Whether the row of this step will be a witness row, or will be compared with a witness row."""
     needs_norms: bool
     """Whether the step's row needs the norms of gradients and parameters."""
     check: Check
-    """A check that the workload calls before it makes a step that needs fingerprints. If a resume differs, the check
-    raises an error, and the workload must not make the step."""
+    """A check that the workload calls before it makes a step that needs fingerprints. If the resume differs from the
+    run, the check raises an error, and the workload must not make the step."""
     before_update: Callable[[], None]
     """A function that the workload calls after the gradient is complete and before the state changes."""
     may_be_late: bool = False
@@ -64,17 +64,17 @@ class LateStep(NamedTuple):
     """Position of the step's first sample."""
     samples: int
     read: Callable[[], StepMade]
-    """A function that waits for the step's numbers. If there are several ranks, it also waits for the numbers of the
-    other ranks. It must be called once, before the next save."""
+    """A function that waits for the step's numbers. If there are several ranks, the function also waits for the numbers
+    of the other ranks. The function must be called once, before the next save."""
     read_alone: Callable[[], StepMade]
-    """A function that waits only for the numbers of this rank. It is called after another step has failed."""
+    """A function that waits only for the numbers of this rank. The function is called after another step has failed."""
 
 
 Steps = Generator[StepDue, StepMade | LateStep | None, StopReason]
 """A generator that yields each due step, receives the completed step, and returns why the attempt ends.
 
-If the generator receives None, it makes a safe point without a step. The training code then reports something, or no
-step is left.
+If the generator receives None, it makes a safe point without a step. None means that the training code only reports
+something, or that no step is left.
 """
 
 
@@ -101,7 +101,8 @@ class Workload(Protocol):
         ...
 
     def is_same_everywhere(self, tensor: str) -> bool:
-        """Whether all ranks hold equal values of this state tensor. If they do not, the values of rank 0 are saved."""
+        """Whether all ranks hold equal values of this state tensor. If the values differ, the values of rank 0 are
+        saved."""
         ...
 
     @property
@@ -111,8 +112,8 @@ class Workload(Protocol):
 
     @property
     def is_save_of_this_step(self) -> bool:
-        """Whether a due save must be made at this step, because the metric or the folder of the save belongs only to
-        this step."""
+        """Whether a due save cannot be delayed, because the metric or the folder of the save belongs only to this
+        step."""
         ...
 
     @property
@@ -162,16 +163,14 @@ class Workload(Protocol):
         ...
 
     def look_outside(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
-        """Return findings about changed state that none of these components contains. Each finding is returned only
-        once.
-
-        The record of the state outside the components is added to `trees`.
+        """Return findings about changed state that is in none of the components `trees`. Each finding is returned only
+        once. The method adds the record of the untracked state to `trees`.
         """
         ...
 
     def begin_marks(self) -> Marks:
-        """Begin to compute marks of the state's parts. The call must come after a step; the accelerator may still be at
-        work."""
+        """Begin to compute marks of the state's parts. The call must come after a step. The accelerator may still
+        compute this step."""
         ...
 
     def structure_changes(self) -> tuple[str, ...]:

@@ -38,10 +38,9 @@ class Progress:
     recent_losses: tuple[float, ...] = ()
     """Recent losses, which segue uses to detect a spike. A resumed attempt needs the same losses."""
     finish_reason: str | None = None
-    """Reason for which the training code ended the run before its goal; None if the training code did not end the
-    run."""
+    """Reason why the training code ended the run before its goal; None if the training code did not end the run."""
     is_finish_kept: bool = True
-    """Whether a resume from this state ends for the same reason."""
+    """Whether a resume from this state ends for the same `finish_reason`."""
     owes_evaluation: bool = False
     """Whether the evaluation after the last step is missing, because a notice came first."""
 
@@ -120,8 +119,7 @@ def _keep_tensors(groups: Sequence[dict[str, Any]], before: Sequence[Mapping[str
 
 
 class ModelState:
-    """Parameters and buffers, with version numbers. From a version number, a module recognizes the format of an old
-    state."""
+    """Parameters and buffers, with version numbers by which a module recognizes the format of an old state."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -155,8 +153,8 @@ class ModelModes:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._awaited: dict[str, bool] = {}
-        """Restored modes of all modules. They are kept if some of the modules are created only in the first forward
-        pass."""
+        """Restored modes of all modules, if some modules will be created only in the first forward pass; otherwise
+        empty."""
 
     def capture(self) -> Any:
         training = {name: module.training for name, module in self._model.named_modules()}
@@ -179,21 +177,22 @@ class ModelModes:
 class UnsavedBuffers:
     """Buffers that are in no state_dict because the model can compute them. Training may still change these buffers.
 
-    Buffers and trained parameters that a user's own state_dict leaves out are also included.
+    The component also includes buffers and trained parameters that a user's own state_dict leaves out.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._left_out = frozenset(_left_out(model))
         self._awaited: dict[str, torch.Tensor] = {}
-        """All restored buffers. They are kept if some of their modules are created only in the first forward pass."""
+        """All restored buffers, if some of their modules will be created only in the first forward pass; otherwise
+        empty."""
 
     def is_needed(self) -> bool:
         return any(True for _ in self._names())
 
     def capture(self) -> Any:
         found = {_path(at, name): self._group(at, name).get(name) for at, name in self._names()}
-        # If a buffer cannot be stored, it is left out. The buffer is in no state_dict, and it must not end the run.
+        # Leave out a buffer that cannot be stored. Such a buffer is in no state_dict, and must not end the run.
         live = {path: buffer for path, buffer in found.items() if buffer is not None and is_storable(buffer)}
         return {path: live.get(path, buffer) for path, buffer in self._awaited.items()} | live
 
@@ -286,7 +285,7 @@ def _slot_like(slot: Any, parameter: torch.Tensor | None) -> Any:
 
 
 def _wholly_read(tree: Any) -> Any:
-    """Return the tree. Raise an error if this rank has read only slices of a tensor in the tree."""
+    """Return the tree. If this rank has read only slices of a tensor in the tree, raise an error."""
     if isinstance(tree, torch.Tensor):
         return wholly_read(tree)
     for value in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ():

@@ -114,7 +114,7 @@ class LiveRecipe:
 
     @property
     def depends_on_order_of_sums(self) -> bool:
-        """Whether the gradient norm depends on the order of its sum: by parameter group, or the model's order."""
+        """Whether the gradient norm changes if it is summed in the model's order instead of by parameter group."""
         return not are_held_in_order(self.recipe, bare(self.recipe.model))
 
     def restore(self, snapshot: Snapshot) -> Self:
@@ -170,7 +170,7 @@ class LiveRecipe:
         if self._evaluated is not None and self._evaluated[0] == self.progress.step:
             return self._evaluated[1]
         model = bare(self.recipe.model)
-        # If the metric draws random numbers, or leaves the model in eval mode, this must not change the run.
+        # The run must not change if the metric draws random numbers, or leaves the model in eval mode.
         with self._between_steps(), torch.no_grad():
             model.eval()
             return float(self.recipe.evaluate(model))
@@ -189,7 +189,7 @@ class LiveRecipe:
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
-        """A block of the user's code that a replay leaves out. State that it changes is not compared after a replay."""
+        """A `with` block of user code that a replay leaves out. State that the block changes is not compared later."""
         before = self.state_marks()
         with unchanged(self.components):
             yield
@@ -287,7 +287,7 @@ class LiveRecipe:
         return frozenset(batch_fingerprint(order.batch(start)) for start in starts)
 
     def prelude(self, group: Group, *, with_fingerprints: bool = True) -> Prelude:
-        """Return the inputs of the next step, with fingerprints if its row is a witness row or compared with one."""
+        """Return the inputs of the next step. If `with_fingerprints` is True, include their fingerprints."""
         step = self.progress.step + 1
         if not with_fingerprints:
             return Prelude(step, "", "", None)

@@ -1,7 +1,7 @@
 """Files that the user's code opens for reading or writing, even if the code computes their names at run time.
 
 Python calls an audit hook for every opened file (PEP 578). A hook cannot be removed, so each process has only one hook.
-After the hook knows enough files, it does little work.
+When the hook has recorded enough files, it does little work.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OF_SECRETS = (".pem", ".key", ".p12", ".crt", "_rsa", "_ed25519")
 _opened: dict[str, None] = {}
 _written: set[str] = set()
 _read_back: set[str] = set()
-"""Files that were read after they were written."""
+"""Files that the user's code read after it had written them."""
 _alike: Counter[tuple[str, str]] = Counter()
 _hooks: list[Any] = []
 

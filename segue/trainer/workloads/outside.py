@@ -1,4 +1,4 @@
-"""The state of a recipe outside its components. It consists of values that training changes but no state_dict holds."""
+"""The untracked state of a recipe: values that training changes but that no component contains."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OF_STEPS = ("loss", "step", "after_step", "data.dataset", "data.collate_fn")
 
 class OutsideState:
     """Values outside every component. Each checkpoint records these values, to explain a replay that differs. No resume
-    restores them."""
+    restores these values."""
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class OutsideState:
         is_program: bool = False,
         others: OtherHands | None = None,
     ) -> None:
-        """`walk` visits all objects that the training code can reach. It is called now, and again at some saves.
-
-        `use` knows which values affect later steps. By default, the code that `walk` reaches decides this.
-        `metric_code` has the hashes of the code of `evaluate`. It is None if there is no `evaluate`.
+        """`walk` visits all objects that the training code can reach. The constructor calls `walk`, and some saves call
+        it again. `use` knows which values affect later steps. By default, the code that `walk` reaches decides which
+        values affect later steps. `metric_code` has the hashes of the code of `evaluate`. If there is no `evaluate`,
+        `metric_code` is None.
         """
         self._opened: dict[str, Mark] = {}
         """Files whose names the code computes at run time. The value is the file's mark (`mark_of`) at the time when
@@ -70,7 +70,7 @@ class OutsideState:
         return recorded | ({_METRIC: self._metric_code} if self._metric_code is not None else {})
 
     def restore(self, tree: Any) -> None:
-        """Restore no value. But from now on, also read the files and variables that the previous attempt has read."""
+        """Restore no value. After the call, also record the files and variables that the previous attempt has read."""
         for name in tree.get(SURROUNDINGS, {}):
             read = reader_of(name) if name not in self._surroundings else None
             if read is not None and mark_of(read()) is not None and len(self._opened) < MOST_FILES:
@@ -78,11 +78,12 @@ class OutsideState:
                 self._opened[name] = mark_of(read())
 
     def look(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
-        """Return findings about changed values that none of these captured components contains. Each finding is
+        """Return findings about changed values that are in none of the captured components `trees`. Each finding is
         returned only once.
 
-        At the saves 1, 2, 4, 8, ..., the method inspects all values again. It therefore finds a change soon, and
-        thousands of saves need only about a dozen inspections. The new record is then added to `trees`.
+        At the saves 1, 2, 4, 8, ..., the method inspects all values again. The method therefore finds a change soon,
+        and thousands of saves need only about a dozen inspections. After an inspection, the method adds the new record
+        to `trees`.
         """
         self._saves += 1
         if self._saves & (self._saves - 1):
@@ -107,7 +108,7 @@ class OutsideState:
     def by_another_hand(
         self, captured: Callable[[], Mapping[str, Any]], committed: Mapping[str, Any]
     ) -> tuple[Finding, ...]:
-        """Return findings about settings that have changed since the build, but were unchanged at the commit."""
+        """Return findings about settings that differ from the build now, but did not differ at the commit."""
         if self._others is None:
             return ()
         trees = captured()
@@ -194,8 +195,8 @@ def reached(recipe: Recipe, *, home: str, scopes: tuple[CodeType, ...] = ()) -> 
 
 
 def _expression(name: str, target: Any, scopes: tuple[CodeType, ...]) -> str:
-    """The expression for a field of the recipe. It is the name of the function in this field, or a path from the return
-    value of `build`."""
+    """The expression for a field of the recipe: the name of the function in this field, or a path from the return value
+    of `build`."""
     if isinstance(target, FunctionType) and (known := name_of_definition(target, scopes)):
         return known
     kind, _, key = name.partition(".")
@@ -236,7 +237,7 @@ def _is_segues(hook: Any) -> bool:
 
 
 class OtherHands:
-    """The hooks and modules of a model as built. They are compared with the hooks and modules before the first step."""
+    """The hooks and modules of a model as built, for a comparison with the hooks and modules before the first step."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._modules = model, dict(model.named_modules())

@@ -35,7 +35,7 @@ def place(recipe: Recipe, device: torch.device) -> None:
 
 
 def is_placed(module: nn.Module) -> bool:
-    """Whether the user has placed the module. A placed module is on an accelerator, sharded, or on several devices."""
+    """Whether the user has placed the module on an accelerator or on several devices, or has sharded the module."""
     tensors = [*module.parameters(), *module.buffers()]
     return attribute(module, "hf_device_map") is not None or any(
         is_sharded(tensor) or tensor.device.type not in ("cpu", "meta") for tensor in tensors
@@ -45,7 +45,7 @@ def is_placed(module: nn.Module) -> bool:
 def to_device(content: Any, device: torch.device) -> Any:
     """Return the batch with its tensors on `device`. Collections keep their type.
 
-    If an object has a method `to`, for example a batch of a graph library, this method moves the object.
+    If an object has a method `to`, for example a batch of a graph library, that method moves the object.
     """
     if device.type == "cpu":
         return content

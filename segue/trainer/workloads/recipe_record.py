@@ -1,4 +1,4 @@
-"""The setup of a run. Each checkpoint records the setup. A resume compares the setup, and never restores it.
+"""The setup of a run. Each checkpoint records the setup. A resume compares the setup, but never restores it.
 
 The setup is recorded once, after the build of the recipe, because everything that training changes is state. Only the
 list of the optimizer's tensors and the next samples are read again at each save and each resume.
@@ -38,7 +38,7 @@ device."""
 
 
 class Looked:
-    """A component that a resume compares and never restores."""
+    """A component that a resume compares, but never restores."""
 
     def __init__(self, look: Callable[[], Any]) -> None:
         self._look = look
@@ -141,7 +141,7 @@ def _inspected(recipe: Recipe) -> Inspection:
     found.add("scaler", recipe.scaler)
     for key, target in recipe.extra.items():
         found.add(f"extra.{key}", target)
-    # This path is last. If another path also reaches an object, the other path names the object.
+    # The path of this value is last. If an earlier path also reaches an object, the earlier path names the object.
     found.add("after_step", recipe.after_step)
     return found
 

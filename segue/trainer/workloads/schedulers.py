@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 class MetricSchedulers:
     """Learning-rate schedulers of a recipe that take a metric.
 
-    Evaluations are made between steps, but a replay makes only steps. If a replay leaves out an evaluation, the
-    evaluation is made before the next step, because the next learning rates depend on the evaluation.
+    Evaluations are made between steps, but a replay makes only steps. If a replay leaves out an evaluation, this object
+    makes it before the next step, because the next learning rates depend on the evaluation.
     """
 
     def __init__(self, recipe: Recipe, ranks: Ranks) -> None:
@@ -65,8 +65,8 @@ def shared_metric(metric: float, ranks: Ranks) -> float:
 
 
 _LEAST_GAMMA = 0.99
-"""If the factor of an exponential decay is smaller than this, the learning rate is almost zero after a few hundred
-steps."""
+"""Smallest plausible factor of an exponential decay per step. With a smaller factor, the learning rate is almost zero
+after a few hundred steps."""
 
 
 def check_schedulers(recipe: Recipe, *, name: str, steps: int, steps_per_epoch: int) -> None:
@@ -121,8 +121,7 @@ def refuse_short_schedules(recipe: Recipe, *, name: str, steps: int, steps_per_e
 
 
 def _reached(scheduler: Any, calls: int) -> Iterator[tuple[Any, int]]:
-    """Yield the scheduler, or the parts of the scheduler. Each comes with the count that it has after this number of
-    calls."""
+    """Yield the scheduler, or the parts of the scheduler, each with its count after this number of calls."""
     if isinstance(scheduler, ChainedScheduler):
         for each in scheduler._schedulers:
             yield from _reached(each, calls)

@@ -35,7 +35,7 @@ from segue.trainer.workloads.values import component_of_value
 PROGRESS, EARLY_STOP = "progress", "early_stop"
 RNG_PREFIX = "rng."
 BUFFERS = ": buffers"
-"""Suffix for the name of a model. The name with this suffix means the model's buffers, without the parameters."""
+"""Suffix for the name of a model. A name with this suffix stands for the model's buffers, without the parameters."""
 
 
 def rng_components(ranks: Ranks, model: nn.Module, *, device: torch.device | None = None) -> dict[str, Component]:
@@ -93,8 +93,8 @@ def components_of(
 
 
 def same_on_every_rank(recipe: Recipe) -> Callable[[str], bool]:
-    """Return a predicate that tells if all ranks hold equal values of a state tensor. All ranks hold equal values of
-    the tensors that the optimizer changes.
+    """Return a predicate that tells if all ranks hold equal values of a state tensor. The values are equal for the
+    tensors that the optimizer changes.
 
     The buffers of a rank depend on the rank's own samples. For buffers, and for all other objects of a recipe, the
     values of rank 0 are saved.
@@ -105,7 +105,7 @@ def same_on_every_rank(recipe: Recipe) -> Callable[[str], bool]:
 
 @contextmanager
 def unchanged(components: Mapping[str, Component]) -> Iterator[None]:
-    """A block of the user's code. After the block, the random streams and the modes of modules are set back."""
+    """A `with` block of the user's code. At its end, the random streams and the modes of modules are set back."""
     guarded = {name: c for name, c in components.items() if name == "modes" or name.startswith(RNG_PREFIX)}
     before = {name: component.capture() for name, component in guarded.items()}
     try:
@@ -119,8 +119,7 @@ def marked_parts(components: Mapping[str, Component]) -> dict[str, Any]:
     """Return the state trees whose marks are compared after a replay. A model's parameters and buffers are separate
     parts.
 
-    The position is left out, because the batches show the position. Components that are never restored are also left
-    out.
+    The result does not include the position, because the batches show it, or components that are never restored.
     """
     found: dict[str, Any] = {}
     for name, component in components.items():

@@ -1,5 +1,4 @@
-"""The structure of a recipe or a program. It consists of the modules, tensors and parameter groups that a resume will
-build again.
+"""The structure of a recipe or a program: the modules, tensors and parameter groups that a resume builds again.
 
 A state_dict has values but no structure, so it cannot restore a layer that was added during the run, or a weight that
 was pruned or replaced. If the structure changes, the next save detects the change by names and identities.
@@ -34,7 +33,7 @@ class Structure:
         plain: Collection[str] = (),
         are_groups_restored: bool = False,
     ) -> None:
-        """`plain` has modules whose own `load_state_dict` restores them. This `load_state_dict` does not accept new
+        """`plain` has modules that their own `load_state_dict` restores. Such a `load_state_dict` does not accept new
         buffers.
 
         If `are_groups_restored` is True, a resume gives each torch optimizer the parameters that the optimizer had at
@@ -120,8 +119,7 @@ def structure_of_objects(objects: Mapping[str, Any]) -> Structure:
 
 
 def _of_modules(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
-    """Yield the modules that are new, are removed, or have another class. The modules inside these modules are left
-    out."""
+    """Yield the modules that are new, are removed, or have another class, without the modules inside them."""
     found: list[tuple[str, str]] = []
     done: tuple[str, ...] = ()
     for name in dict.fromkeys((*built.modules, *now.modules)):
@@ -139,11 +137,11 @@ def _of_modules(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
 
 
 def _is_layer(name: str, module: nn.Module | None, modules: Mapping[str, nn.Module]) -> bool:
-    """Whether training would differ without the module. It would differ if the module has state, or if a torch
+    """Whether training would differ without the module. Training would differ if the module has state, or if a torch
     container calls the module.
 
-    A module without state may also belong to a module of the user. In this case the user's code creates and calls the
-    module without state, and this code is the same after a resume.
+    A module without state may also belong to a module of the user. The user's code then creates and calls the module
+    without state, and that code is the same after a resume.
     """
     parent = modules.get(name.rpartition(".")[0])
     has_state = module is not None and any(map(_has_state, module.modules()))
@@ -207,8 +205,8 @@ def _words(module: nn.Module) -> str:
 
 
 _BOUND = "bound"
-"""Key in the saved state. It is used only if the groups have changed, so that all other saved states keep their
-bytes."""
+"""Key of changed groups in the saved state. If the groups have not changed, the saved state has no such key, so that
+its bytes stay the same."""
 
 
 def all_optimizers(recipe: Recipe) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""A record of modules, tensors and groups by name. A check finds out within microseconds if they have changed."""
+"""A record of modules, tensors and groups by name. A check takes microseconds to detect a change of the recorded
+objects."""
 
 from __future__ import annotations
 

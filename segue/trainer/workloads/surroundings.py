@@ -1,6 +1,6 @@
-"""Inputs of a recipe's code other than its arguments. They are environment variables, files, and settings of libraries.
+"""Inputs of a recipe's code other than its arguments: environment variables, files, and settings of libraries.
 
-Each checkpoint records these inputs. A difference in these inputs alone never leads to a verdict. But if a replay
+Each checkpoint records these inputs. A difference in these inputs alone never changes the verdict. But if a replay
 differs, a difference in these inputs is the likely cause.
 """
 
@@ -87,8 +87,7 @@ def file_readers(paths: Iterable[str]) -> dict[str, Callable[[], Any]]:
 
 
 def machine() -> dict[str, Any]:
-    """Facts about this machine, which are equal in all processes on it. They show which recorded values depend on the
-    machine."""
+    """Values that are equal in all processes on this machine. They show which recorded values depend on the machine."""
     return {
         "cpus": os.cpu_count() or 1,
         "usable_cpus": len(os.sched_getaffinity(0)),

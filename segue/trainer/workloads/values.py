@@ -15,7 +15,7 @@ from segue.user_objects.variables import is_registrable
 
 
 class LiveValue:
-    """A value that is restored in place, so that all objects that share it or its parts see the restored value."""
+    """A value that is restored in place. All objects that share the value or its parts then see the restored value."""
 
     def __init__(self, value: Any, *, path: str) -> None:
         self._value, self._path = value, path
@@ -31,7 +31,7 @@ class LiveValue:
         return {path: tensor.device.type for path, tensor in self._encoded()[1].items() if tensor.device.type != "cpu"}
 
     def move(self, devices: Mapping[str, str]) -> None:
-        """Move tensors to these devices, because a restored tensor without a live predecessor is on the CPU."""
+        """Move tensors to these devices. A restored tensor that replaces no live tensor is on the CPU."""
         skeleton, tensors = self._encoded()
         moved = {path: tensor.to(devices.get(path, tensor.device)) for path, tensor in tensors.items()}
         put(self._value, decode_tree(skeleton, moved))
@@ -42,7 +42,7 @@ class LiveValue:
 
 
 class RestoredValues:
-    """Further facts about registered values. They are the devices of the tensors, and the names of the values that are
+    """A component with the devices of the tensors in registered values, and with the names of the values that are
     settings."""
 
     def __init__(self, components: Mapping[str, Component], *, paths: Sequence[str] = ()) -> None:

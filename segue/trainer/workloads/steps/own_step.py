@@ -97,8 +97,8 @@ def _watched(recipe: Recipe, before_update: Callable[[], None], *, with_norms: b
 
 
 def _named(value: Any) -> tuple[list[str], list[Number]]:
-    """Names and values of the numbers that `step` returns. It returns the loss alone, or a dict with `loss` or with the
-    parts of the loss."""
+    """Names and values of the numbers that `step` returns. `step` returns the loss alone, or a dict with `loss` or with
+    the parts of the loss."""
     if not isinstance(value, Mapping):
         return ["loss"], [_usable(value)]
     return [str(name) for name in value], [_usable(part) for part in value.values()]

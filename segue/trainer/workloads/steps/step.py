@@ -22,9 +22,9 @@ from segue.user_objects.users_files import short_path
 class ParameterOrder:
     """The optimizer's parameters in the order in which `clip_grad_norm_(model.parameters())` sums their norms.
 
-    A different order changes the rounding. Parameters that no optimizer holds are left out. No optimizer clears their
-    gradients, so these gradients grow from step to step, and no checkpoint has them. The model is traversed only if the
-    optimizer's parameters have changed, or after a call of `look_again`.
+    A different order changes the rounding. Parameters that no optimizer holds are left out. No optimizer clears the
+    gradients of such parameters, so these gradients grow from step to step, and no checkpoint has them. The model is
+    traversed only if the optimizer's parameters have changed, or after a call of `look_again`.
     """
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ def begin_step(
     """Run the forward and backward pass for each batch. Then clip the gradients, update the parameters, and step the
     schedulers. `step` is the global step.
 
-    On return, all work is done or queued on the accelerator. The call does not wait for the accelerator, unless the
-    recipe itself waits or its `after_step` takes metrics.
+    On return, all work is done or queued on the accelerator. The call waits for the accelerator only if the recipe
+    itself waits, or if its `after_step` takes metrics.
 
     The gradient is the mean over the batches. `before_update` is called after the gradient is complete, even if a
     scaler then skips the update. If `with_norms` is False, only the norms that the recipe itself uses are measured. If

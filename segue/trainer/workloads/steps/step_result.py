@@ -1,5 +1,5 @@
-"""Code that all kinds of steps share. It transfers the numbers of a step to the host, makes the result of the step, and
-does the work after the step."""
+"""Code that all types of steps share: the transfer of a step's numbers to the host, the result of a step, and the work
+after a step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Numbers(NamedTuple):
     read: Callable[[], list[float]]
     """A function that waits for the values, and returns the values in the order of the request."""
     is_late: bool
-    """Whether `read` may have to wait."""
+    """Whether `read` may have to wait for an accelerator."""
 
 
 def sent(numbers: Sequence[Number]) -> Numbers:
@@ -51,7 +51,7 @@ def sent(numbers: Sequence[Number]) -> Numbers:
 
 
 def on_host(numbers: Sequence[Number]) -> list[float] | None:
-    """Return the values; None if a value is in an accelerator's memory."""
+    """Return the values of the numbers; None if a value is in an accelerator's memory."""
     values = []
     for number in numbers:
         if isinstance(number, torch.Tensor):
@@ -85,8 +85,8 @@ class StepResult(NamedTuple):
 
     outcome: StepNumbers
     parts: dict[str, float]
-    """Parts of the loss, by name. Each part is the mean over the step's batches. Empty if the recipe does not return a
-    dict."""
+    """Parts of the loss, by name. Each part is the mean over the step's batches. If the recipe returns no dict, there
+    are no parts."""
 
 
 class StepBegun(NamedTuple):
@@ -95,7 +95,7 @@ class StepBegun(NamedTuple):
     result: StepResult | None
     """The result; None if the numbers of the result are still in an accelerator's memory."""
     read_late: Callable[[], StepResult] | None = None
-    """A function that waits for the numbers and returns the result. It is set if `result` is None."""
+    """A function that waits for the numbers and returns the result. The function is None if `result` is known."""
     is_late: bool = False
     """Whether the accelerator may still compute the numbers."""
 
@@ -154,8 +154,8 @@ def ended(
 ) -> StepBegun:
     """Do the work after the update, and begin to read the step's numbers.
 
-    `shown` interprets the values of the numbers in `asked`. The function computes the norm of the parameters in
-    `measured`; None means no norm. All numbers are read in one copy. But if `after_step` takes metrics, the numbers in
+    `shown` interprets the values of the numbers in `asked`. If `measured` is not None, compute the norm of the
+    parameters in `measured`. All numbers are read in one copy. But if `after_step` takes metrics, the numbers in
     `asked` are read before `after_step` is called.
     """
     values = on_host(asked)
