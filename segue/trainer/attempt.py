@@ -234,7 +234,7 @@ class Attempt:
 
     def _ended_early(self, error: BaseException) -> SegmentReport:
         """Report an attempt that `error` ended before its first step. If the storage or the machine caused the error,
-        raise it again."""
+        raise the error again."""
         context = self.context
         if isinstance(error, FencedError):
             return report_without_training(context, StopReason.FENCED, error)

@@ -99,7 +99,8 @@ def _steps(span: tuple[int, int]) -> range:
 def _rows_after(checkpoint: Checkpoint, history: History, owners: Mapping[int, str]) -> tuple[WitnessRow, ...]:
     """Return the witness rows of the attempt whose steps after the checkpoint belong to the run.
 
-    If another attempt committed the checkpoint, its witness rows are rows of lost steps, which the run made again.
+    If another attempt committed the checkpoint, the checkpoint's own witness rows belong to lost steps, which the run
+    made again.
     """
     owner = owners.get(checkpoint.manifest.step + 1)
     if owner == checkpoint.ref.attempt_id:

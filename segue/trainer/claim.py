@@ -1,4 +1,4 @@
-"""The claim: how an attempt takes the right to write to a run, and fences the attempts that held it before.
+"""The claim: how an attempt takes the right to write to a run, and fences the attempts that had this right before.
 
 The rules of fencing, including the ways in which a read may be wrong:
 
@@ -14,12 +14,12 @@ The rules of fencing, including the ways in which a read may be wrong:
    the unreadable record. An unreadable record *before* an attempt's own claim cannot fence the attempt. An attempt that
    meets an unreadable record first tries every method of reading the record. If all methods fail, the attempt writes a
    quarantine record that names the unreadable record. Until the quarantine record exists, no process deletes anything.
-3. *What readers believe.* If a record has a lower epoch than an earlier record, every reader ignores it, whether it is
-   a commit, prune, quarantine, seal, verdict or report (`Folding.add`). No correct writer appends a record with a lower
-   epoch.
-4. *Deleting.* Before an attempt deletes objects, it appends a record that names the objects. Rule 2 applies to this
-   record. To delete objects that no record names, two conditions must hold. The attempts that wrote the objects are
-   fenced and belong to this log, and every record can be read.
+3. *What readers believe.* If a record has a lower epoch than an earlier record, every reader ignores it. This rule
+   holds for commits, prunes, quarantines, seals, verdicts and reports (`Folding.add`). No correct writer appends a
+   record with a lower epoch.
+4. *Deleting.* Before an attempt deletes objects, it appends a record that names the objects. Rule 2 applies to the
+   record that names the objects. To delete objects that no record names, two conditions must hold: fenced attempts of
+   this log wrote the objects, and every record can be read.
 5. *Which log.* The first record of a log identifies the log. The name of the log does not. The id of the log is in
    every record, in every plan, and in the id of every attempt. The keys of all objects that an attempt writes contain
    the attempt's id, and therefore the log's id. An attempt never claims a plan from another log. Before each append,
@@ -109,9 +109,9 @@ def claim_run(
     attempt fences this claim too.
 
     Raises:
-        StalePlanError: this attempt already has a claim or a report, or a newer attempt was decided. The error is also
-            raised if the plan is from another log, because the run was deleted and begun again. An orchestrator may
-            start the same flow run twice, but only one of the two processes may train.
+        StalePlanError: this attempt already has a claim or a report, or a newer attempt was decided. StalePlanError is
+            also raised if the plan is from another log, because the run was deleted and begun again. An orchestrator
+            may start the same flow run twice, but only one of the two processes may train.
         LostRecordError: the log is signed, and a record in it cannot be read.
     """
     plan = assignment.plan

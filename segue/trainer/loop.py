@@ -1,4 +1,4 @@
-"""The training loop. It decides when a step is due, and does other work between the steps.
+"""The training loop. The loop decides when a step is due, and does other work between the steps.
 
 The safe point is the top of an iteration. The loop reads notices, saves, and stops only at a safe point. Other code
 makes the steps: the loop is a generator that yields the next step and receives the outcome of the step.
@@ -43,8 +43,7 @@ _OneStep = Generator[StepDue, StepMade | LateStep | None, bool]
 
 _NOTHING = Vote()
 _WAIT_SECONDS = 0.5
-"""Longest wait for a staging buffer, in seconds. After this wait the ranks vote again, because a notice may have
-come."""
+"""Longest wait for a staging buffer, in seconds. The ranks then vote again, because a notice may have come."""
 
 
 class TrainingLoop:
@@ -227,7 +226,7 @@ class TrainingLoop:
         return True
 
     def _with_marks(self, made: StepMade | LateStep) -> StepMade | LateStep:
-        """Return the step. If its row needs state marks, add the marks.
+        """Return the step. If the step's row needs state marks, add the marks.
 
         Raises:
             PoisonedStepError: the step is an anomaly.
@@ -318,8 +317,8 @@ class TrainingLoop:
             self._saving.refuse_risk()  # Waits for an unreachable store, until this limit or a notice ends the wait.
 
     def _add_witness(self, saved: int) -> _SomeSteps:
-        """Make steps after the last commit as the witness of this commit. A resume replays these steps. The state after
-        these steps is not kept."""
+        """Make steps after the last commit as the witness of this commit. A resume replays the witness steps. The state
+        after them is not kept."""
         try:
             # An evaluation may take longer than the time left, so the rows end at the first step that needs an
             # evaluation.

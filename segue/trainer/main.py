@@ -2,7 +2,7 @@
 
 With `--early`, the process imports all modules first, while the segment engine still prepares the assignment. A rank
 that torchrun started gets the path of a launch folder instead of an assignment. A standby also gets a launch folder,
-because it boots before there is an assignment. The exit code is an `ExitCode`; the run's log has the details.
+because a standby boots before there is an assignment. The exit code is an `ExitCode`; the run's log has the details.
 """
 
 from __future__ import annotations

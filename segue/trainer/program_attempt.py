@@ -33,7 +33,7 @@ from segue.trainer.workloads.opened_files import watch_opened_files
 
 
 class ProgramAttempt:
-    """One attempt of a program, from its claim to its report. It owns the program's session."""
+    """One attempt of a program, from its claim to its report. The attempt owns the program's session."""
 
     def __init__(
         self,

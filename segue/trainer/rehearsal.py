@@ -35,7 +35,7 @@ def is_due(assignment: Assignment, history: History, *, ranks: int) -> bool:
 
 
 def refuse_after_broken(assignment: Assignment, runlog: RunLog) -> None:
-    """Raise an error if the verdict of a rehearsal has ended the run. After this verdict, nothing is committed.
+    """Raise an error if the verdict of a rehearsal has ended the run. After such a verdict, nothing is committed.
 
     Raises:
         RehearsalError: a fresh process could not reproduce the run's steps, and `continuity.rehearsal` is `stop`.

@@ -43,7 +43,7 @@ _ON_NOTICE = (StopReason.NOTICE, StopReason.BOUND)
 
 @dataclass(kw_only=True)
 class AttemptReporter:
-    """An object that makes the heartbeats and the final report of an attempt. It changes no training state."""
+    """An object that makes the heartbeats and the final report of an attempt. The object changes no training state."""
 
     context: AttemptContext
     progress: Progress

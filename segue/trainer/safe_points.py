@@ -192,7 +192,7 @@ class SafePoints:
         self._board, self._clock, self._is_alone = context.board, context.clock, context.ranks.count == 1
         self._has_waited_for_state = False
         self._full_at_seconds = self._full_at_step = 0.0
-        """The time and the step of the next full vote. The vote comes at this time or at this step, whichever is
+        """The time and the step of the next full vote. The vote comes at the time or at the step, whichever is
         first."""
 
     def vote(self) -> Vote:

@@ -61,7 +61,7 @@ class Saving:
         self.in_flight = SavesInFlight(writer, allowed_seconds=allowed_seconds, clock=context.clock)
         self._late: Staged | None = None
         self.ahead = LookAhead(live)
-        """Inspects the state before a save, if possible. Otherwise the save itself inspects the state."""
+        """Inspects the state before a save, if possible. If not, the save itself inspects the state."""
         self._held: Staged | None = None
         """A copy of the current state, held while the user's metric is computed. The copy is committed only if a notice
         comes."""
@@ -126,7 +126,7 @@ class Saving:
         return every is not None and self._live.epoch // every > self._saved_epoch // every
 
     def request(self) -> None:
-        """Make a save due now, unless a save of this step was already submitted."""
+        """If no save of this step was submitted, make a save due now."""
         self.schedule.request(self._progress.step)
 
     def save(self, *, evaluate: bool, is_last: bool = False) -> None:
@@ -306,7 +306,7 @@ class _Found(NamedTuple):
 
 
 class LookAhead:
-    """The preparation of one save. It uses the parts of the state that are known before the last step is complete."""
+    """The preparation of one save, with the parts of the state that are known before the last step is complete."""
 
     def __init__(self, live: Workload) -> None:
         self._live, self._components = live, live.components
@@ -344,5 +344,5 @@ class LookAhead:
         return trees, found.untracked
 
     def _is_of_steps(self, name: str) -> bool:
-        """Whether only steps change the component. Reading the numbers of a step then does not change it."""
+        """Whether only steps change the component. Reading a step's numbers does not change such a component."""
         return isinstance(self._components[name], (ModelState, OptimizerState))

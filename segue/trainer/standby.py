@@ -1,4 +1,4 @@
-"""The trainer of a standby. It prepares for training, and then waits for its assignment."""
+"""The trainer of a standby. The process prepares for training, and then waits for its assignment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def boot_and_wait(
 ) -> Assignment | None:
     """Prepare for training, and then wait for an assignment. Return None after a notice, or if the owner has ended.
 
-    The call uses neither the run's log nor its checkpoints, so the process may be killed at any moment.
+    The call uses neither the run's log nor the run's checkpoints, so the process may be killed at any moment.
 
     Raises:
         SpecError: the requested device is not available.

@@ -40,7 +40,7 @@ class _Unread(NamedTuple):
 
 
 class StepRecords:
-    """The records of the steps of an attempt. This object refuses anomalous steps. It adds all other steps, in order,
+    """The records of the steps of an attempt. The object refuses anomalous steps, and adds all other steps, in order,
     to the witness, the replay and the loss curve.
 
     While the numbers of a step are unread, nothing may be committed. Therefore the loop calls `read` before each save
@@ -112,8 +112,8 @@ class StepRecords:
             raise
 
     def refuse_poison(self, made: StepMade, *, recent_losses: tuple[float, ...] | None = None) -> None:
-        """Refuse an anomalous step before the row of the step becomes part of a witness. A replay would have to
-        reproduce this row.
+        """Refuse an anomalous step before its row becomes part of a witness. A replay would have to reproduce such a
+        row.
 
         Raises:
             PoisonedStepError: the step is an anomaly.

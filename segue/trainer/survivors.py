@@ -54,7 +54,7 @@ longest wait in seconds."""
 
 
 class _Kept(NamedTuple):
-    """The facts about the last safe point."""
+    """The state and streams of the last safe point."""
 
     step: int
     streams: tuple[str, ...]

@@ -20,11 +20,11 @@ from segue.trainer.process.machine_check import machine_here
 from segue.trainer.workloads.components import Progress
 
 _UNMEASURED_SAVE_SECONDS = 0.1
-"""Assumed duration of a save, in seconds. It is used until the duration of a save is measured."""
+"""Assumed duration of a save, in seconds, until the duration of a save is measured."""
 _BOARD_POLL_SECONDS = 0.5
 REPORT_SECONDS, _REPORT_SHARE = 2.0, 0.1
 """Time that is reserved for the report. The first number is in seconds, the second is a share of the grace period. The
-shorter time counts."""
+shorter time is reserved."""
 
 
 class Pace:
@@ -43,9 +43,8 @@ class Pace:
     def of(cls, context: AttemptContext, history: History) -> Self:
         """The pace of an attempt whose log has this history.
 
-        The attempt may leave a slow machine under two conditions. The cluster can avoid the machine, and the previous
-        attempt did not leave its machine. If there are several machines, only the machine of a slow rank is known to be
-        slow.
+        The attempt may leave a slow machine if the cluster can avoid the machine, and if the previous attempt did not
+        leave its machine. If there are several machines, only the machine of a slow rank is known to be slow.
         """
         plan, before = context.plan, [each for each in history.fresh_reports if each.attempt_id is not None]
         own = history.attempt_of(plan.segment, plan.attempt)

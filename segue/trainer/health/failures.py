@@ -41,9 +41,9 @@ _OUT_OF_MEMORY_MESSAGE = re.compile(
 )
 """Messages of errors that have no separate exception type."""
 _DEVICE_ERRORS = frozenset({46, 100, 101, 214, 220, 802, 999})
-"""CUDA error codes of a failed device. The device is unavailable, absent or invalid; memory or a link has an
-uncorrectable error; the system is not ready; or the driver does not know the error, for example because the device fell
-off the bus. Source: cudaError in the CUDA Runtime API."""
+"""CUDA error codes of a failed device. The device is unavailable, absent or invalid, or memory or a link has an
+uncorrectable error. Other codes mean that the system is not ready, or that the driver does not know the error (the
+device may have fallen off the bus). Source: cudaError in the CUDA Runtime API."""
 _DEVICE_MESSAGE = re.compile(
     r"CUDA error: (uncorrectable (ECC|NVLink) error|no CUDA-capable device|invalid device ordinal|unknown error"
     r"|CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized)"

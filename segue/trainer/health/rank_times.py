@@ -22,7 +22,7 @@ small."""
 
 
 class RankTimes:
-    """The newest own times of each rank. Only the training thread of the leader adds them."""
+    """The newest own times of each rank. Only the training thread of the leader adds own times."""
 
     def __init__(self, machines: Sequence[Machine]) -> None:
         """`machines` has the machine of each rank, in order of rank."""

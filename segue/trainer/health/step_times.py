@@ -1,8 +1,8 @@
 """The durations of an attempt's newest steps, and the decision whether this machine is slow.
 
 A machine is slow if more than three quarters of its newest 48 steps took more than 1.15 times the usual duration of a
-step. The usual duration is that of the run's earlier attempts on like hardware. A count of steps, unlike a mean or a
-standard error, does not depend on how the noise of the steps is distributed.
+step. The usual duration is that of the run's earlier attempts on like hardware. A count of slow steps, unlike a mean or
+a standard error, does not depend on the distribution of the noise.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class StepTimes:
 
 
 def slowness_of(seconds: Sequence[float], usual_seconds: float) -> float | None:
-    """Return the median of these durations divided by the usual duration, if a machine or a rank with these durations
-    is slow; otherwise None."""
+    """If a machine or a rank with these durations is slow, return the median duration divided by the usual duration;
+    otherwise None."""
     limit_seconds = SLOW_RATIO * usual_seconds
     is_slow = sum(each > limit_seconds for each in seconds) > _SLOW_SHARE * len(seconds)
     return median(seconds) / usual_seconds if is_slow else None

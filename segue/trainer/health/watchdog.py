@@ -35,7 +35,8 @@ _POLL_SECONDS = 0.5
 _OVERDUE_SECONDS = 5.0
 """Number of seconds after the grace period of a notice at which a trainer that is still alive ends itself."""
 _MOST_GRACE_SECONDS = 30.0
-"""For this many seconds after a notice, the watchdog does nothing, even if the deadline seems to have passed."""
+"""For this many seconds after a notice, the watchdog does nothing, even if the notice's deadline seems to have
+passed."""
 _REPORT_SECONDS = 15.0
 """Longest time to write the report of a hung trainer, in seconds."""
 _TOO_LONG = "the notice came during {}, which did not end in time"
@@ -50,7 +51,7 @@ _BEHIND_LEADER_SECONDS = 60.0
 
 _ANSWER_SECONDS, _ANSWER_SHARE = 1.0, 0.25
 """Time for the training thread to act on a notice if none of its work would be lost. The first number is in seconds,
-the second is a share of the grace period. The shorter time counts."""
+the second is a share of the grace period. The watchdog uses the shorter time."""
 
 Report = Callable[[StopReason, CodeFailure | None, str | None], object]
 """A function that writes the attempt's report."""
@@ -296,8 +297,8 @@ def moment_to_answer(kind: Kind, *, is_all_captured: bool) -> Literal["at once",
     """Return when to act on a notice if the training thread has not reached a safe point. The function is pure.
 
     While the training thread makes steps, it reaches a safe point soon, and can then commit more state. While the
-    training thread ends the attempt, it watches the time itself. The code after a program's loop may use all the
-    remaining time.
+    training thread ends the attempt, the thread itself watches the time. The code after a program's loop may use all
+    the remaining time.
     """
     match kind:
         case "ending":

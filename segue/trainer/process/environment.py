@@ -1,5 +1,5 @@
-"""The environment of a training process. The module sets the device, the threads and the kernels. It also describes the
-properties, including those of an accelerator, that must be equal for a bit-exact replay."""
+"""The environment of a training process. The module sets the device, the threads and the kernels. The module also
+describes the properties, including those of an accelerator, that must be equal for a bit-exact replay."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 def use_deterministic_kernels() -> None:
     """Limit this process and its children to deterministic kernels. The call must come before any computation.
 
-    After this call, an operation that has no deterministic kernel raises an error.
+    After the call, every operation that has no deterministic kernel raises an error.
     """
     for name, value in DETERMINISTIC_VARIABLES.items():
         os.environ.setdefault(name, value)
@@ -79,8 +79,8 @@ def refuse_lost_accelerator(spec: RunSpec, history: History, *, device: torch.de
     """Raise an error if the run has trained on an accelerator, this machine has no accelerator, and the spec names no
     device.
 
-    A machine with a failed driver looks like a machine without an accelerator. Training on its CPU would take many
-    times as long, and no resume could be compared.
+    A machine with a failed driver looks like a machine without an accelerator. Training on the CPU of such a machine
+    would take many times as long, and no resume could be compared.
 
     Raises:
         AcceleratorGoneError: the run has to continue on another machine.

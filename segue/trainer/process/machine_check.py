@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     import torch
 
 LIMIT_SECONDS = 3.0
-"""Longest time of the parts that need no torch, in seconds. A part without an answer does not count against the
-machine."""
+"""Longest time of the parts that need no torch, in seconds. If a part gives no answer in this time, the machine still
+passes that part."""
 _DISK_BYTES, _LEAST_MEMORY_BYTES = 1 << 20, 256 << 20
 _SIDE = 256
 _PRODUCT = "d7b9b809a503367dff0add8906e574600da0b787da6488ae62f44db931aaa9c8"
-"""SHA-256 of the product. The factors are small whole numbers, so every device and library computes it exactly."""
+"""SHA-256 of the product. The factors are small whole numbers, so every device and library computes the product
+exactly."""
 _QUERY = ("uuid", "ecc.errors.uncorrected.volatile.total", "pcie.link.width.current", "pcie.link.width.max")
 _NO_XID = "Xid errors were not read, because only root may read them"
 _NAMES: Mapping[str, MachineKind] = {RAY_NODE: "ray", "SLURMD_NODENAME": "slurm", KUBERNETES_NODE: "kubernetes"}
@@ -95,7 +96,8 @@ def begin() -> None:
 def finish(device: torch.device, machine: Machine) -> MachineCheck:
     """Return the result of the check.
 
-    The call waits for the product. For disk and driver, it waits at most until three seconds after the check began.
+    The call waits for the product. For disk and driver, the call waits at most until three seconds after the check
+    began.
     """
     begin()
     parts = _begun.pop()

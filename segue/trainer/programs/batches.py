@@ -44,7 +44,7 @@ class BatchSource(Protocol):
         ...
 
     def rest(self, number: int) -> Iterator[SessionBatch]:
-        """Return the remaining batches of the restored pass. This call may change the random streams."""
+        """Return the remaining batches of the restored pass. The call may change the random streams."""
         ...
 
     def capture(self) -> Any: ...
@@ -53,8 +53,8 @@ class BatchSource(Protocol):
 
 
 class BatchesComponent:
-    """A component for one loader. It returns the batches of one pass after another. An interrupted pass continues from
-    the position at the last safe point."""
+    """A component for one loader, which returns the batches of one pass after another. An interrupted pass continues
+    from the position at the last safe point."""
 
     def __init__(self, loader: Any, *, seed: int) -> None:
         """

@@ -45,7 +45,7 @@ _OF_FRAMEWORKS = frozenset(
     | {"wandb", "mlflow", "tensorboard", "tensorboardX", "tqdm", "rich", "matplotlib", "omegaconf", "hydra", "numpy"}
     | {"pandas", "segue", "attr", "yaml", "absl", "comet_ml", "neptune", "clearml", "aim", "sentencepiece", "tiktoken"}
 )
-"""Packages whose objects are ignored. Their objects are tracked, display numbers, hold settings, or only keep
+"""Packages whose objects are ignored, because the objects are tracked, display numbers, hold settings, or only keep
 counts."""
 
 
@@ -76,8 +76,7 @@ def _can_be_carried(value: Any) -> bool:
 
 
 def is_data(value: Any) -> bool:
-    """Whether the value can be compared by its content. It can be compared if it contains no object of a user's
-    class."""
+    """Whether the value can be compared by its content, because it contains no object of a user's class."""
     if isinstance(value, (*VALUES, *ARRAYS)) or is_frame(value) or keeps_state(value):
         return True
     if isinstance(value, COLLECTIONS):

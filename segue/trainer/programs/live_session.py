@@ -34,7 +34,7 @@ _GRADIENTS, _EPOCH = "gradients", "epoch"
 
 
 class LiveSession:
-    """The session of the program in this process. It holds the tracked state, and makes the steps."""
+    """The session of the program in this process, which holds the tracked state and makes the steps."""
 
     def __init__(self, spec: RunSpec, owner: Owner, *, config: Mapping[str, Any], record: ProgramRecord | None) -> None:
         """If `record` is None, a person started the script. The setup is then not compared, and the goal may change."""

@@ -27,7 +27,7 @@ class Loaders:
         """Names of the loaders that the program has used in this epoch."""
         self._replaced: list[weakref.ref[Any]] = []
         self.by_name: dict[str, Any] = {}
-        """The current loaders, by name. This dict is never replaced by another dict."""
+        """The current loaders, by name. The attribute always refers to the same dict."""
 
     def __iter__(self) -> Iterator[BatchesComponent]:
         return (slot.batches for slot in self._slots.values())

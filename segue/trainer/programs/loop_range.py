@@ -83,8 +83,8 @@ class RangeRecord:
     def __init__(self, now: LoopRange, *, at: datetime) -> None:
         self.now = now
         self.began_at = at
-        """Time at which the run's first attempt began its loop. Training wrote the files that are newer than this
-        time."""
+        """Time at which the run's first attempt began its loop. A file that is newer than this time was written by
+        training."""
         self.before: LoopRange | None = None
         """The range in the checkpoint; None in a new run or if the checkpoint has no range."""
 
@@ -159,7 +159,7 @@ def _names(files: Sequence[str]) -> str:
 
 
 class LoopEnding:
-    """The known facts about the end of a program's training."""
+    """The state of the end of a program's training."""
 
     def __init__(self) -> None:
         self.finish_reason: str | None = None
@@ -184,7 +184,7 @@ class ProgramLoop:
 
     @property
     def goal(self) -> int:
-        """The step at which the run ends, according to the facts known so far."""
+        """The step at which the run ends, as far as it is known now."""
         return int(min(self._goal, self._spec.steps))
 
     @property

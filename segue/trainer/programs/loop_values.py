@@ -73,7 +73,7 @@ def _is_of_the_user(file: str) -> bool:
 
 
 class LoopValues:
-    """The carried variables and their values, from the first step on. This object is used at the safe points of a
+    """The carried variables and their values, from the first step on. The object is used only at the safe points of a
     program."""
 
     def __init__(self, flows: Flows, tracked: Mapping[str, Any], *, components: Collection[str]) -> None:
@@ -94,8 +94,7 @@ class LoopValues:
         """Return a finding for each value that affects later steps and is in no component. Each finding is returned
         only once.
 
-        If the loop assigns a value, the value is included even before it first changes. An example is a best loss that
-        is not known yet.
+        If the loop assigns a value, for example a best loss, the value is included even before it first changes.
         """
         now, names = self._marks(), self._names()
         is_changed = self._changed(now)
@@ -220,8 +219,8 @@ class LoopValues:
         return is_restored or (is_attribute and bool(held))
 
     def _changed(self, now: Mapping[str, Mark]) -> set[str]:
-        """Return the paths of values that have changed since the first step was due. Code that was made after that
-        moment does not count as a change."""
+        """Return the paths of values that have changed since the first step was due. Code objects that were made after
+        the first step was due are not changes."""
         code = {name.path for name, held in self._held() if isinstance(held, CODE)}
         made = {path for path in code if not isinstance(self._begun.get(path), str)}
         return {path for path, mark in now.items() if self._begun.get(path, UNREADABLE) != mark} - made
@@ -254,8 +253,8 @@ class LoopValues:
         yield from self._in_namespaces()
 
     def _in_namespaces(self) -> Iterator[tuple[CarriedName, Any]]:
-        """Yield the data in namespaces that functions change. Each path starts at a variable of the outermost function
-        with a loop."""
+        """Yield the data in namespaces that functions change. The path of each value starts at a variable of the
+        outermost function with a loop."""
         loops = [(frame, names, namespaces_of(frame)) for frame, names in self._loops()]
         seen = {
             (id(held), attribute)

@@ -21,17 +21,16 @@ class OwnFiles(NamedTuple):
     read: tuple[str, ...] = ()
     """Files that the program has read in this attempt."""
     written: tuple[str, ...] = ()
-    """Files in and below the working folder. The tuple has these files only if no read file is known. Segue does not
-    see every read: a library may open files outside of Python, and a script may read a file before its session
-    begins."""
+    """Files in and below the working folder. The tuple is filled only if no file in `read` is known. Segue does not see
+    every read: a library may open files outside of Python, and a script may read a file before its session begins."""
 
 
 def own_files(*, since: datetime, until: datetime, folder: Path, apart: Sequence[Path]) -> OwnFiles:
     """Find the files of the run, relative to the working folder, except files below `apart`, where segue writes.
 
-    `since` is the time at which the run's first step was due, and `until` is the start of this attempt. A file counts
-    only if it changed between these two times. Files that a program prepares before its first step, for example a cache
-    of its data, are the same in each attempt.
+    `since` is the time at which the run's first step was due, and `until` is the start of this attempt. The result has
+    only files that changed between `since` and `until`. Files that a program prepares before its first step, for
+    example a cache of its data, are the same in each attempt.
     """
     read = _changed(opened_files(), folder, since=since, until=until)
     if read:

@@ -209,7 +209,8 @@ def _is_object(value: Any) -> bool:
 
 
 def _is_holder(value: Any) -> bool:
-    """Whether the value can hold state. Objects of installed packages, for example a progress bar, do not count."""
+    """Whether the value can hold state. The result is False for objects of installed packages, for example a progress
+    bar."""
     kind = type(value)
     is_stateful = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
     return issubclass(kind, _HOLDERS) or is_stateful or is_users(kind, home=_HOME)

@@ -1,7 +1,7 @@
-"""The setup of a program. Each checkpoint records the setup. A resume compares the setup, and never restores it.
+"""The setup of a program. Each checkpoint records the setup. A resume compares the setup, but never restores the setup.
 
-A program's setup has fewer parts than a recipe's setup. It has the code, and the modules and optimizers that the
-program tracks.
+A program's setup has fewer parts than a recipe's setup: the code, and the modules and optimizers that the program
+tracks.
 """
 
 from __future__ import annotations

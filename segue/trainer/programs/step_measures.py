@@ -1,5 +1,4 @@
-"""A program's current step and its numbers. The program reports the numbers, or segue measures them on the tracked
-objects."""
+"""A program's current step and its numbers. The program reports the numbers, or segue measures the tracked objects."""
 
 from __future__ import annotations
 
@@ -186,8 +185,8 @@ class Measures:
 
 
 class PendingGradients:
-    """A component for gradients that are accumulated over several iterations, with a safe point between two of these
-    iterations."""
+    """A component for gradients that are accumulated over several iterations, if there is a safe point between two of
+    the iterations."""
 
     def __init__(self, measures: Measures) -> None:
         self._measures = measures

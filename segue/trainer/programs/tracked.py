@@ -80,7 +80,7 @@ class Carried:
 
 @dataclass
 class AsStored:
-    """The stored state of a component for which this process neither has nor needs a live object."""
+    """The stored state of a component that has no live object in this process. The process needs no such object."""
 
     tree: Any = None
 

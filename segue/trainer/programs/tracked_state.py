@@ -47,8 +47,8 @@ def named_on(ranks: Ranks, target: Any, components: Mapping[str, Component]) -> 
 
 
 def refuse_changing_sums(name: str, target: Any, ranks: Ranks) -> None:
-    """Refuse a DDP module that changes the order of its sums after the first step of an attempt, because no resume can
-    repeat this change.
+    """Refuse a DDP module that changes the order of its sums after the first step of an attempt. No resume can repeat
+    such a change.
 
     By default, DDP rearranges its buckets after the first step; with `find_unused_parameters`, the buckets stay the
     same.
@@ -77,7 +77,7 @@ def same_on_every_rank(objects: Mapping[str, Any]) -> Callable[[str], bool]:
 
 
 class _Complete(NamedTuple):
-    """The facts that are known only after the program has tracked all its objects."""
+    """Objects that can be made only after the program has tracked all its objects."""
 
     outside: OutsideState | None
     """The object that searches for untracked state; None on ranks that do not report."""
@@ -179,8 +179,8 @@ class TrackedState:
             raise SessionError(what=f"{call} came after the first step.", fix="call it before the loop.")
 
     def complete(self, pending: Mapping[str, Component], *, loaders: Mapping[str, Any], is_over: bool) -> None:
-        """Add the components that segue itself tracks, and restore all components. After this call, no component can be
-        added.
+        """Add the components that segue itself tracks, and restore all components. After `complete`, no component can
+        be added.
 
         `pending` has the components of the steps. If `is_over` is True, the program makes no further step.
         """

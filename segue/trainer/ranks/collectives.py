@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 _kept: set[Any] = set()
 """All process groups of this process. This set keeps the groups alive until the process ends.
 
-DistributedDataParallel's reducer holds a reference to its group. If the reducer held the last reference, it would
-destroy the group while it holds Python's lock, and would wait for gloo's threads. A gloo thread that ends a broken
-collective waits for the same lock, so the process would hang.
+DistributedDataParallel's reducer holds a reference to its group. If the reducer held the last reference, the reducer
+would destroy the group while it holds Python's lock, and would wait for gloo's threads. A gloo thread that ends a
+broken collective waits for the same lock, so the process would hang.
 """
 
 
@@ -85,8 +85,8 @@ class Ranks:
         return False
 
     def break_off(self) -> None:
-        """Abort the collectives that wait for the accelerator of another rank. The calls that wait for these
-        collectives then raise an error.
+        """Abort the collectives that wait for the accelerator of another rank. Calls that wait for aborted collectives
+        then raise an error.
 
         The abort itself may take as long as a collective.
         """
@@ -123,8 +123,8 @@ class TorchRanks(Ranks):
         dist.all_gather(found, mine)
 
     def limit_waiting(self, seconds: float) -> None:
-        """Set the limit also for the process groups of the user's code. The default limit of these groups is half an
-        hour."""
+        """Set the limit also for the process groups of the user's code. The default limit of the user's groups is half
+        an hour."""
         for group in self._keep_groups():
             distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
@@ -206,7 +206,7 @@ class StepNumbers(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """One rank's vote at a safe point. The result of all votes has the same type."""
+    """One rank's vote at a safe point. The merged result of all votes is also a `Vote`."""
 
     stop: StopReason | None = None
     save: bool = False

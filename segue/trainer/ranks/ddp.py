@@ -57,8 +57,8 @@ def spread(recipe: Recipe, ranks: Ranks, device: torch.device, *, name: str) -> 
 
 
 def spread_again(recipe: Recipe, device: torch.device) -> Recipe:
-    """If other parameters are trained now, wrap the model again, because DDP sums only the parameters that were trained
-    when it started."""
+    """If other parameters are trained now, wrap the model again. DDP sums only the parameters that were trained at the
+    time of the wrapping."""
     model = recipe.model
     if not isinstance(model, _Replicated) or _trained(model.module) == model.trained:
         return recipe
@@ -97,7 +97,7 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:
-    """Return the same list as `model.parameters()`, but much faster. Shared parameters are repeated in this list."""
+    """Return the same list as `model.parameters()`, but much faster. The list repeats shared parameters."""
     if type(model).parameters is not nn.Module.parameters or type(model).named_parameters is not _NAMED_PARAMETERS:
         return list(model.parameters())
     found: list[nn.Parameter] = []

@@ -101,8 +101,8 @@ class _Call:
 
 
 _LOOKS_PER_READING = 20
-"""Number of calls of `look` between two readings of the counters. A watchdog calls `look` twice a second. It reads the
-counters of other machines only every ten seconds, because the watchdogs of many ranks share one store."""
+"""Number of calls of `look` between two readings of the counters. A watchdog calls `look` twice a second. `look` reads
+the counters of other machines only every ten seconds, because the watchdogs of many ranks share one store."""
 SILENT_READINGS = 12
 """Number of readings without a change of the counter after which a machine counts as gone. The 12 readings take two
 minutes. Segue counts readings and not seconds, because this process itself may have been suspended."""

@@ -21,8 +21,8 @@ _Mark = float | torch.cuda.Event
 
 
 class OwnTime:
-    """Measures the own time of this rank in each step. On an accelerator it records events, and never waits for
-    them."""
+    """Measures the own time of this rank in each step. On an accelerator, the object records events, and never waits
+    for them."""
 
     def __init__(self, device: torch.device, *, clock: Clock) -> None:
         self._device = device
@@ -64,8 +64,8 @@ class OwnTime:
         ]
 
     def take(self) -> tuple[float, ...]:
-        """Return the seconds of the oldest step that was not taken yet; empty if there is none, or if an accelerator
-        still works on it."""
+        """Return the own time, in seconds, of the oldest step that was not taken yet. The result is empty if there is
+        no such step, or if an accelerator still computes the step."""
         if not self._steps or not self._steps[0]:
             return ()
         last = self._steps[0][-1][1]

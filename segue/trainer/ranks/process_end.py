@@ -30,7 +30,7 @@ def end_process(code: int) -> NoReturn:
     s.
 
     The function waits for non-daemon threads, calls exit functions, and closes open files. Only the main thread may
-    call it.
+    call this function.
     """
     # This timer needs no Python thread and no stream. The user may have replaced the streams.
     faulthandler.dump_traceback_later(_END_SECONDS + _LOCKED_SECONDS, file=_STANDARD_ERROR, exit=True)
@@ -60,7 +60,7 @@ def _call_exit_functions() -> None:
 
 
 def close_files() -> None:
-    """Close all files that are open for writing. Python does this at its end, when it destroys the file objects."""
+    """Close all files that are open for writing. Python itself closes files only when it destroys the file objects."""
     standard: list[Any] = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]
     kept = {id(stream) for stream in (*standard, *(getattr(stream, "buffer", None) for stream in standard))}
     for file in _open_files():

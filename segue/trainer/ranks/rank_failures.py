@@ -92,8 +92,8 @@ class RankFailures:
         self.step = 0
         """The last step that this rank has completed."""
         self.is_broken_off = False
-        """Whether this process itself has aborted its collectives. If the value is True, the abort is the cause of the
-        exceptions in these collectives."""
+        """Whether this process itself has aborted its collectives. If the value is True, the abort is the cause of
+        exceptions in collectives."""
         self._is_settled = self._is_taken_over = False
         self._settling = threading.Lock()
         self._hung: tuple[int, ...] = ()

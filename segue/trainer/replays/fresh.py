@@ -2,7 +2,7 @@
 between the replays. The noise serves as a second opinion about a replay that differs from its witness.
 
 Each replay needs a new process. The first replay in a process changes state in closures and globals, which no
-checkpoint has. In a second replay in the same process, this change would look like noise.
+checkpoint has. In a second replay in the same process, the changed state would look like noise.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FreshAnswer:
 
     rows: Rows
     setup_json: str
-    """The setup of the recipe that the process has built. It is a JSON object with one tree for each component."""
+    """The setup of the recipe that the process has built, as a JSON object with one tree for each component."""
     unit: float = UNIT
     is_refused: bool = False
     """Whether the process failed because only deterministic kernels were allowed, but an operation has no deterministic

@@ -46,8 +46,8 @@ class Formats:
     """The coarsest number format among the recorded tensors."""
 
     unit: float = UNIT
-    """Distance from 1 to the next number in the coarsest format. It is the largest relative change that one rounding
-    makes to a value."""
+    """Distance from 1 to the next number in the coarsest format: the largest relative change that one rounding makes to
+    a value."""
 
     def add(self, dtype: torch.dtype) -> None:
         if dtype.is_floating_point:

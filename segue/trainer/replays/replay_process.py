@@ -1,5 +1,5 @@
-"""A replay process that runs beside the trainer. The module sets its priority and its end, and checks that there is
-enough memory."""
+"""A replay process that runs beside the trainer. The module sets the priority and the end of the process, and checks
+that there is enough memory."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def leave(code: int) -> NoReturn:
 
 
 def why_no_room(state_bytes: int) -> str:
-    """Return a text that names the memory that is too small for a second process with a copy of the state; empty if
-    there is enough memory."""
+    """If memory is too small for a second process with a copy of the state, return a text that names this memory;
+    otherwise an empty text."""
     if torch.cuda.is_available() and torch.cuda.memory_allocated():
         free, _ = torch.cuda.mem_get_info()
         # Reserved memory counts, not only allocated memory, because a second process cannot use the rest of the

@@ -122,7 +122,8 @@ class Terms:
     """The conditions under which a resumed attempt still counts as the same run."""
 
     environment: Environment
-    """The environment of this process. It is read after the build of the recipe, because the build may change it."""
+    """The environment of this process, read after the build of the recipe, because the build may change the
+    environment."""
     accept: Collection[str] = ()
     """Names of the setup changes that the run spec accepts."""
     is_order_of_sums_relevant: bool = True
@@ -155,9 +156,10 @@ class Comparison:
     """Components of a fork that start as built, because the checkpoint of the other run has no state for them."""
     metric: MetricCheck = field(default_factory=MetricCheck)
     witness: tuple[WitnessRow, ...] = ()
-    """The witness rows that the previous attempt recorded after the commit. Only the leader has these rows."""
+    """The witness rows that the previous attempt recorded after the commit. Only the leader has the witness rows."""
     last_witnessed: int = 0
-    """The last step that has a witness row; 0 if no step has a witness row. Every rank knows this step."""
+    """The last step that has a witness row; 0 if no step has a witness row. Every rank knows the last witnessed
+    step."""
 
     @property
     def is_lost(self) -> bool:

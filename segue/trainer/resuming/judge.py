@@ -34,9 +34,9 @@ class Replaying:
     rows: tuple[WitnessRow, ...] = ()
     """Rows of the replayed steps so far."""
     early: tuple[Finding, ...] = ()
-    """Differences that were found before a step. Because of these differences, the step was not made."""
+    """Differences that were detected before a step, and because of which the step was not made."""
     other_hands: tuple[Finding, ...] = ()
-    """Changes by other code between the restore and the first step. If the replay differs, these changes are the likely
+    """Changes by other code between the restore and the first step. If the replay differs, such changes are the likely
     cause."""
     is_undecided: bool = False
     """Whether a notice left no time to find the cause of a difference. If the notice is withdrawn, the search for the

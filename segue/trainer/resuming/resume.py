@@ -163,7 +163,7 @@ class Resume:
 
         If `compare_state` is False, the state is not compared. The program's own code has run since the restore, and
         may have changed the state in the same way as in the previous attempt. If there are several ranks, they compare
-        after the step, when they exchange their results anyway.
+        the state after the step, together with the exchange of results.
 
         Raises:
             BrokenResumeError: the state or the input differs; the verdict is in the log.

@@ -73,8 +73,8 @@ class LateStep(NamedTuple):
 Steps = Generator[StepDue, StepMade | LateStep | None, StopReason]
 """A generator that yields each due step, receives the completed step, and returns why the attempt ends.
 
-If the generator receives None, it makes a safe point without a step. None means that the training code only reports
-something, or that no step is left.
+If the generator receives None, it makes a safe point without a step. The generator receives None if the training code
+only reports something, or if no step is left.
 """
 
 
@@ -131,8 +131,8 @@ class Workload(Protocol):
         ...
 
     def begin(self, *, is_resumed: bool) -> None:
-        """Prepare for the first step. The attempt calls this method once. `is_resumed` tells if the state was restored
-        from a checkpoint."""
+        """Prepare for the first step. The attempt calls `begin` once. `is_resumed` tells if the state was restored from
+        a checkpoint."""
         ...
 
     def finish_step(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:

@@ -175,7 +175,7 @@ class ModelModes:
 
 
 class UnsavedBuffers:
-    """Buffers that are in no state_dict because the model can compute them. Training may still change these buffers.
+    """Buffers that are in no state_dict because the model can compute them. Training may still change such buffers.
 
     The component also includes buffers and trained parameters that a user's own state_dict leaves out.
     """

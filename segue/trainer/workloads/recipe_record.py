@@ -1,4 +1,4 @@
-"""The setup of a run. Each checkpoint records the setup. A resume compares the setup, but never restores it.
+"""The setup of a run. Each checkpoint records the setup. A resume compares the setup, but never restores the setup.
 
 The setup is recorded once, after the build of the recipe, because everything that training changes is state. Only the
 list of the optimizer's tensors and the next samples are read again at each save and each resume.

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 class MetricSchedulers:
     """Learning-rate schedulers of a recipe that take a metric.
 
-    Evaluations are made between steps, but a replay makes only steps. If a replay leaves out an evaluation, this object
-    makes it before the next step, because the next learning rates depend on the evaluation.
+    Evaluations are made between steps, but a replay makes only steps. If a replay leaves out an evaluation, the
+    evaluation is made before the next step, because the next learning rates depend on the evaluation.
     """
 
     def __init__(self, recipe: Recipe, ranks: Ranks) -> None:
@@ -52,15 +52,13 @@ class MetricSchedulers:
             step_by_metric(scheduler, metric)
 
     def make_up(self, evaluate: Callable[[], float]) -> None:
-        """If the evaluation after the last step is missing, make it now and step the schedulers. This call comes before
-        the next step."""
+        """If the evaluation after the last step is missing, make it before the next step, and step the schedulers."""
         if self._is_owed:
             self.step(shared_metric(evaluate(), self._ranks))
 
 
 def shared_metric(metric: float, ranks: Ranks) -> float:
-    """Return rank 0's metric on every rank, because learning rates and the end of the run must be the same on all
-    ranks."""
+    """Return rank 0's metric on every rank. Learning rates and the end of the run must be equal on all ranks."""
     return metric if ranks.count == 1 else float.fromhex(ranks.gather_texts(metric.hex())[0])
 
 

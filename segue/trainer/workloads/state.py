@@ -105,7 +105,8 @@ def same_on_every_rank(recipe: Recipe) -> Callable[[str], bool]:
 
 @contextmanager
 def unchanged(components: Mapping[str, Component]) -> Iterator[None]:
-    """A `with` block of the user's code. At its end, the random streams and the modes of modules are set back."""
+    """A `with` block of the user's code. At the end of the block, the random streams and the modes of modules are set
+    back."""
     guarded = {name: c for name, c in components.items() if name == "modes" or name.startswith(RNG_PREFIX)}
     before = {name: component.capture() for name, component in guarded.items()}
     try:
@@ -119,7 +120,7 @@ def marked_parts(components: Mapping[str, Component]) -> dict[str, Any]:
     """Return the state trees whose marks are compared after a replay. A model's parameters and buffers are separate
     parts.
 
-    The result does not include the position, because the batches show it, or components that are never restored.
+    The result has no position, because the batches show the position, and no components that are never restored.
     """
     found: dict[str, Any] = {}
     for name, component in components.items():

@@ -1,7 +1,7 @@
 """The structure of a recipe or a program: the modules, tensors and parameter groups that a resume builds again.
 
-A state_dict has values but no structure, so it cannot restore a layer that was added during the run, or a weight that
-was pruned or replaced. If the structure changes, the next save detects the change by names and identities.
+A state_dict has values but no structure. It cannot restore a layer that was added during the run, or a weight that was
+pruned or replaced. If the structure changes, the next save detects the change by names and identities.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _FOREIGN = "a tensor that is not a parameter of the model"
 
 
 class Structure:
-    """The structure of modules and optimizers when they were built. Each save compares the current structure with this
-    structure."""
+    """The structure of modules and optimizers when they were built. Each save compares the current structure with the
+    structure as built."""
 
     def __init__(
         self,

@@ -73,8 +73,8 @@ def path_in(name: str) -> str | None:
 
 
 def reader_of(name: str) -> Callable[[], Any] | None:
-    """Return a reader for the value that is recorded under this name; None if the value is confidential, or if the name
-    is not enough to read it."""
+    """Return a reader for the value that is recorded under this name; None if the value is confidential, or cannot be
+    read by its name alone."""
     if (path := path_in(name)) is not None:
         return _File(path)
     variable = name.removeprefix(_IS_VARIABLE)
@@ -87,7 +87,8 @@ def file_readers(paths: Iterable[str]) -> dict[str, Callable[[], Any]]:
 
 
 def machine() -> dict[str, Any]:
-    """Values that are equal in all processes on this machine. They show which recorded values depend on the machine."""
+    """Values that are equal in all processes on this machine, and so show which recorded values depend on the
+    machine."""
     return {
         "cpus": os.cpu_count() or 1,
         "usable_cpus": len(os.sched_getaffinity(0)),
