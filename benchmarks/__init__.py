@@ -1,1 +1,1 @@
-"""Benchmarks: segue beside what people use today and beside what the machine can do, in one interleaved run."""
+"""Benchmarks that compare segue with other tools and with the limits of the machine, in one interleaved run."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: compares segue with other ways to do the same, and with the limits of this machine."""
+"""`python -m benchmarks`: compares segue with other tools, and with the limits of this machine."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def bench() -> None:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from 500MB, 64MiB or a plain number.
+    """Convert a size such as 500MB, 64MiB or a plain number to bytes.
 
     Raises:
-        typer.BadParameter: it is none of these.
+        typer.BadParameter: the text is not such a size.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
     if (

@@ -1,1 +1,1 @@
-"""What segue costs on an accelerator: figures with their limits; `make gpu` runs it after its tests."""
+"""The costs of segue on an accelerator, with their limits. `make gpu` runs this benchmark after its tests."""

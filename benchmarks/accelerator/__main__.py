@@ -1,4 +1,4 @@
-"""`python -m benchmarks.accelerator`: what segue costs on one device, each figure as soon as it is known."""
+"""`python -m benchmarks.accelerator`: prints the costs of segue on one device, each figure as soon as it is known."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ PARTS: dict[str, Callable[[torch.device, int], Iterator[Figure]]] = {
 
 
 def main() -> int:
-    """Exit code 0: all was measured, whether or not within its limits. Without a device there is nothing to measure."""
+    """Exit code 0: all figures were measured, even if some exceed their limits. Without a device there is nothing to
+    measure."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accelerator", description=__doc__)
     parser.add_argument("--json", type=Path, help="also write the figures into this file, after each one")
     parser.add_argument("--bytes", type=int, default=SIZE_BYTES, help="bytes of the state; default: 5 GB")

@@ -1,4 +1,4 @@
-"""A GPT of a chosen size: a plain training loop, and a recipe, make the same steps of it."""
+"""A GPT of a chosen size, which a plain training loop and a recipe train with the same steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from segue.recipe import Recipe
 
 TIMES: list[float] = []
-"""When each step was launched, in the process that trains."""
+"""Time at which each step was launched, in the process that trains."""
 
 
 class Size(NamedTuple):
@@ -57,7 +57,7 @@ class _Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Decoder blocks between an embedding and a head of its own."""
+    """A GPT: decoder blocks between an embedding and a separate head."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How long the memory of the first save takes to be ready, and how much it holds up the training meanwhile."""
+"""The time until the memory for the first save is ready, and the delay of training in this time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LAUNCHES = 2_000
 
 
 def measure_locking(device: torch.device, size_bytes: int) -> Iterator[Figure]:
-    """Kernels are launched without end while a thread touches and locks the memory."""
+    """Training launches kernels continuously while a thread touches and locks the memory."""
     state, area, work = (
         {"model": state_of(device, size_bytes, tensors=300)},
         StagingArea(),

@@ -1,6 +1,5 @@
-"""`python -m benchmarks.accelerator.peers`: what saves by torch, DCP and segue cost the training of one GPT.
-
-Each way trains in a process of its own, and its row is printed as soon as it has ended.
+"""`python -m benchmarks.accelerator.peers`: the cost of saves by torch, DCP and segue for the training of one GPT. Each
+method trains in a separate process, and its row is printed when the process ends.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ OURS = {"segue_nosave": None, "segue": "blocking", "segue_overlapped": "overlapp
 
 
 class Training(NamedTuple):
-    """How long, and how often it saves."""
+    """The length of the training, and the interval of its saves."""
 
     size: str
     steps: int
@@ -39,14 +38,15 @@ class Training(NamedTuple):
 
 
 class Saver(NamedTuple):
-    """A peer: what its call blocks for is measured around it; what it returns is durable once awaited."""
+    """A peer, as a function that saves. Its blocking time is measured around the call. Its result is durable once
+    awaited."""
 
     save: Callable[[dict[str, Any], Path], Any]
     close: Callable[[], None] = lambda: None
 
 
 def main() -> int:
-    """Exit code 0: every way that was asked for was measured."""
+    """Exit code 0: every requested method was measured."""
     names = ("bare", *PEERS, *OURS)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accelerator.peers", description=__doc__)
     parser.add_argument("--only", default=",".join(names), help=f"these of {', '.join(names)}")
@@ -122,7 +122,7 @@ def _row(name: str, rows: dict[str, dict[str, Any]], given: argparse.Namespace) 
 
 
 def _peer(training: Training, name: str) -> dict[str, Any]:
-    """A plain loop, which saves with a peer, or not at all."""
+    """Train in a plain loop, which saves with a peer, or makes no saves."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     size = gpt.SIZES[training.size]
@@ -164,7 +164,8 @@ def _peer(training: Training, name: str) -> dict[str, Any]:
 
 
 def _tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The state, without the few numbers of the optimizer's groups: DCP's stager of torch 2.11 copies no classes."""
+    """The state, without the few numbers in the optimizer's groups, because DCP's stager of torch 2.11 cannot copy
+    classes."""
     found = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     slots = optimizer.state_dict()["state"]
     return found | {f"optimizer.{n}.{name}": value for n, slot in slots.items() for name, value in slot.items()}
@@ -209,8 +210,8 @@ def _dcp_async_thread() -> Saver:
 
 
 def _dcp_async_process() -> Saver:
-    """Staged in pinned and shared memory, and written by another process. Its copy is awaited: weights may not change
-    before it is done, and the loop of a user has no other place to wait."""
+    """A save that is staged in pinned and shared memory, and written by another process. The call waits for the copy,
+    because the weights may not change before the copy is complete, and a user's loop cannot wait elsewhere."""
     from torch.distributed.checkpoint import state_dict_saver as dcp
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
@@ -244,7 +245,7 @@ PEERS = {
 
 
 def _ours(training: Training, staging: str | None) -> dict[str, Any]:
-    """A whole attempt; without `staging` it makes no save before its end."""
+    """Run a whole attempt. Without `staging`, the attempt makes no save before its end."""
     from segue.clock import SystemClock
     from segue.controller.steps import decide_next, open_run
     from segue.launch.assignment import Assignment

@@ -1,4 +1,4 @@
-"""A program with a loop of its own, for a drill on a device: a compiled GPT, bf16, two batches a step, a scaler."""
+"""A program for a drill on a device: a compiled GPT with bf16, two batches in each step, and a scaler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.accelerator import gpt
 
 
 def main(steps: int, size: str) -> None:
-    """Train to `steps`, or as far as the run goes."""
+    """Train to step `steps`, or to the goal of the run."""
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = gpt.GPT(gpt.SIZES[size]).to(device)

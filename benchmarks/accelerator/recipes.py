@@ -12,13 +12,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from segue.recipe import Recipe
 
 _SLOTS = 3
-"""A parameter, and the two moments that AdamW keeps of it."""
+"""Number of values for each parameter: the parameter and its two moments in AdamW."""
 TIMES: list[float] = []
-"""When each step of `steady` was launched, in the process that trains."""
+"""Time at which each step of `steady` was launched, in the process that trains."""
 
 
 def heavy(config: dict[str, Any]) -> Recipe:
-    """A state of about `size_bytes` in 300 tensors; its step is cheap. Config: size_bytes."""
+    """A recipe with a state of about `size_bytes` in 300 tensors, and a cheap step. Config: size_bytes."""
     width = max(int((config["size_bytes"] / (4 * _SLOTS * 100)) ** 0.5), 1)
     model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(100)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -29,7 +29,7 @@ def heavy(config: dict[str, Any]) -> Recipe:
 
 
 def steady(config: dict[str, Any]) -> Recipe:
-    """A step whose time is that of its kernels. Config: width, batch_size."""
+    """A recipe whose step time is the time of its kernels. Config: width, batch_size."""
     width, batch = int(config["width"]), int(config["batch_size"])
     model = nn.Sequential(*[part for _ in range(4) for part in (nn.Linear(width, width), nn.GELU())])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

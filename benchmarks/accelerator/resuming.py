@@ -1,4 +1,4 @@
-"""How long a resume of a large state takes, from the start of its process to the first step, and in how much memory."""
+"""The time of a resume of a large state, from the start of its process to the first step, and the memory for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Pair(NamedTuple):
 
 
 def measure_resume(device: torch.device, size_bytes: int) -> Iterator[Figure]:
-    """A run of a few steps, and its resume in a new process; the store is in the page cache."""
+    """Train a run for a few steps, and resume the run in a new process. The store is in the page cache."""
     small = _resumed(device, _SMALL_BYTES)
     yield Figure("resume of 1 MB, from the start of its process to the first step", small.resume_seconds, "s")
     large = _resumed(device, size_bytes)
@@ -67,7 +67,7 @@ def _resumed(device: torch.device, size_bytes: int) -> _Pair:
 
 
 def _attempt(runlog: RunLog, spec: RunSpec) -> tuple[SegmentReport, float]:
-    """Its report, and the time from the start of its process to its first step."""
+    """Return the report of the attempt, and the time from the start of its process to its first step."""
     plan = decide_next(runlog, spec, clock=SystemClock()).plan
     assert plan is not None
     began, lines = time.time(), list[str]()

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.accelerator.spans TRACE`: a file of SEGUE_TRACE in words: where the time of each save went."""
+"""`python -m benchmarks.accelerator.spans TRACE`: prints a file of SEGUE_TRACE as text, with the time of each part of
+each save."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ def main() -> int:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The events; the file is a list whose closing bracket is missing."""
+    """Read the events. The file is a JSON list whose closing bracket is missing."""
     events: list[dict[str, Any]] = json.loads(file.read_text().rstrip().rstrip(",") + "]")
     return events
 
 
 def told(events: list[dict[str, Any]]) -> Iterator[str]:
-    """For each process: its steps, and each save with the parts that lie within it."""
+    """For each process, return its steps, and each save with the spans inside this save."""
     for pid in sorted({event["pid"] for event in events}):
         own = sorted((event for event in events if event["pid"] == pid), key=lambda event: (event["ts"], -event["dur"]))
         steps = [event["dur"] / 1000 for event in own if event["name"] == "step"]

@@ -1,4 +1,4 @@
-"""How long a save keeps training from going on, and how much longer the step beside it takes."""
+"""The time for which a save blocks training, and the delay of the step that runs during the save."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROUNDS = 5
 _PINNED_BYTES = 2**30
 _ONE_TENSOR_BYTES = 3 * 2**30
 _LARGE = 4
-"""How many times the usual state the large one has."""
+"""Size of the large state, as a multiple of the usual state."""
 
 
 def measure_staging(device: torch.device, size_bytes: int) -> Iterator[Figure]:
@@ -51,7 +51,7 @@ def measure_overlapped(device: torch.device, size_bytes: int) -> Iterator[Figure
 
 
 def _pinned_copy(device: torch.device, size_bytes: int) -> float:
-    """By repeated copies into a smaller memory: locking as much takes seconds."""
+    """Measure by repeated copies into a smaller memory, because locking the full size takes seconds."""
     part = min(size_bytes, _PINNED_BYTES)
     pinned = torch.empty(part, dtype=torch.uint8, pin_memory=device.type == "cuda")
     live = torch.zeros(part, dtype=torch.uint8, device=device)
@@ -61,7 +61,7 @@ def _pinned_copy(device: torch.device, size_bytes: int) -> float:
 
 
 class _Full(TorchAccelerator):
-    """As if there were no room on the device."""
+    """Pretend that the device has no room for a copy."""
 
     def room_for(self, pairs: Sequence[Pair]) -> Room | None:
         return None

@@ -1,4 +1,4 @@
-"""A state on a device, and waiting for that."""
+"""A state on a device, and functions that wait for the device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def state_of(device: torch.device, size_bytes: int, *, tensors: int) -> dict[str, torch.Tensor]:
-    """So many bytes in so many tensors."""
+    """Make a state with this number of bytes and tensors."""
     return {f"w{n}": torch.randn(max(size_bytes // tensors // 4, 1), device=device) for n in range(tensors)}
 
 
@@ -21,7 +21,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:
-    """Seconds until the work is done, also what it queues."""
+    """Seconds until the work is done, including the work that it queues."""
     wait_for(device)
     began = time.perf_counter()
     work()

@@ -1,4 +1,4 @@
-"""A step of about 5 ms in a whole attempt, against the same step in a plain loop, in turn."""
+"""Compares a step of about 5 ms in a whole attempt with the same step in a plain loop, in turn."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROUNDS, _STEPS, _WARM_UP = 5, 240, 40
 
 
 def measure_step(device: torch.device, size_bytes: int) -> Iterator[Figure]:
-    """`size_bytes` plays no part here: the state of this recipe is small."""
+    """`size_bytes` is not used, because the state of this recipe is small."""
     logging.getLogger("segue").setLevel(logging.WARNING)
     config = _config(device)
     plain, ours = [], []
@@ -41,7 +41,7 @@ def measure_step(device: torch.device, size_bytes: int) -> Iterator[Figure]:
 
 
 def _config(device: torch.device) -> dict[str, int]:
-    """A batch as large as a step of 5 ms needs here."""
+    """Find the batch size for which a step takes 5 ms on this machine."""
     config = {"width": 2048 if device.type == "cuda" else 64, "batch_size": 64}
     while config["batch_size"] < 2**15 and _plain(config, device) < 0.8 * STEP_SECONDS:
         config["batch_size"] *= 2
@@ -49,7 +49,7 @@ def _config(device: torch.device) -> dict[str, int]:
 
 
 def _plain(config: dict[str, int], device: torch.device) -> float:
-    """Seconds of a step, as people write it: it reads the loss of every step, one step later."""
+    """Seconds of a step in a typical loop, which reads the loss of every step one step later."""
     seed_all(0)
     recipe = recipes.steady(config)
     model = recipe.model.to(device)

@@ -1,1 +1,1 @@
-"""`python -m benchmarks chaos`: runs on a whole local Prefect while everything around them fails."""
+"""`python -m benchmarks chaos`: trains runs on a complete local Prefect while services, processes and stores fail."""

@@ -29,10 +29,10 @@ def chaos(
     kinds: Annotated[bool, typer.Option("--kinds", help="List the kinds of faults and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Run a whole local Prefect while trainers, workers, server, stores and the API fail, and judge the runs.
+    """Run a complete local Prefect while trainers, workers, server, stores and the API fail, and judge the runs.
 
-    Exit code 0: every run finished in time with the very weights of one that was not disturbed, no commit was lost, no
-    step was committed twice, nothing is stuck or left. 1: at least one of these failed. 2: wrong options.
+    Exit code 0: every run finished in time with the weights of an undisturbed run, no commit was lost, no step was
+    committed twice, and no process is stuck or left. 1: at least one of these failed. 2: wrong options.
     """
     require_prefect("bench chaos")
     from benchmarks.chaos.conduct import Options, measure, passed
@@ -58,7 +58,7 @@ def chaos(
 
 
 def show(report: Mapping[str, Any], to: Console) -> None:
-    """Print how often what failed, and what came of it."""
+    """Print the number of faults of each kind, and the results of the runs."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("fault", no_wrap=True)
     table.add_column("times", justify="right")

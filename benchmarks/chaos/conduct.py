@@ -31,37 +31,37 @@ from segue.stores import LocalStore
 
 _RETRY_SECONDS = 0.5
 _PATIENCE_SECONDS = 90.0
-"""How long a fault waits for something to hit, until it is skipped."""
+"""Longest time that a fault waits for a target before the fault is skipped."""
 SETTLE_SECONDS = 300.0
 _MUST_BE_ZERO = ("late", "commits_lost", "doubled_steps", "stuck", "processes_left")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is to be done."""
+    """The options of the benchmark."""
 
     schedule: Schedule
     seconds: float
-    """How long new runs are started; faults may come until then."""
+    """Time in which new runs are started and faults may come."""
     seed: int = 0
     lanes: int = 3
     """Runs at a time."""
     settle_seconds: float = SETTLE_SECONDS
-    """How long runs may go on after the last fault, until they count as stuck."""
+    """Time after the last fault at which a run that still trains counts as stuck."""
     logs: Path | None = None
-    """Where to keep the logs of all processes and runs; None: they are deleted."""
+    """Folder for the logs of all processes and runs; None: the logs are deleted."""
 
 
 @dataclass
 class Outcome:
-    """What was done to the world."""
+    """A fault that was applied to the world."""
 
     faults: Counter[str] = field(default_factory=Counter)
     skipped: list[str] = field(default_factory=list)
 
 
 class Timeline:
-    """Everything that happened, with its time since the first line."""
+    """The list of all events, each with its time since the first event."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._begun = say, time.monotonic()
@@ -73,7 +73,7 @@ class Timeline:
 
 
 class Conductor:
-    """Applies the faults of a schedule when they are due, and ends them when their time is over."""
+    """Applies the faults of a schedule when they are due, and ends each fault when its time is over."""
 
     def __init__(self, world: World, schedule: Schedule, *, say: Callable[[str], None]) -> None:
         self.outcome = Outcome()
@@ -85,7 +85,7 @@ class Conductor:
             self._at(fault.at_seconds, lambda fault=fault: self._try(fault))  # type: ignore[misc]
 
     def run(self, seconds: float) -> None:
-        """Let so many seconds pass, and until every fault is over."""
+        """Wait this number of seconds, and then until every fault is over."""
         while self._due or self._now < seconds:
             while self._due and self._due[0][0] <= self._now:
                 heapq.heappop(self._due)[2]()
@@ -120,7 +120,7 @@ class Conductor:
 
 
 def measure(options: Options, *, say: Callable[[str], None]) -> dict[str, Any]:
-    """Apply the schedule and return the report. Whatever happens, no file, process or mount is left behind."""
+    """Apply the schedule and return the report. No file, process or mount is left behind, even after an error."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="segue-chaos-") as name, _temporary_files_in(Path(name) / "tmp"):
         folder = Path(name)
@@ -159,7 +159,7 @@ def measure(options: Options, *, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def passed(report: dict[str, Any]) -> bool:
-    """Whether every run finished in time, and nothing that must not be was seen."""
+    """Whether every run finished in time, and no check failed."""
     is_whole = report["runs"] > 0 and report["finished"] == report["runs"] and report["final_identical"]
     return bool(is_whole) and not any(report[name] for name in (*_MUST_BE_ZERO, "problems"))
 
@@ -191,7 +191,8 @@ def _figures(
 
 @contextmanager
 def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """Processes that are started meanwhile put their temporary files there: torch and Prefect leave some behind."""
+    """Processes that are started in the block use this folder for temporary files, because torch and Prefect leave some
+    behind."""
     folder.mkdir()
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = str(folder)
@@ -204,7 +205,7 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
 
 
 def _undisturbed(folder: Path) -> dict[str, str]:
-    """Digests of all state of a run that nothing disturbs."""
+    """Digests of all state of an undisturbed run."""
     place = FolderPlace(folder / "undisturbed", is_mounted=False)
     spec = spec_of(0, place, pause_seconds=0.0)
     run_here(spec, open_run(spec, clock=SystemClock()), on_line=lambda _: None)
@@ -220,7 +221,7 @@ def _judged(judge: RunJudge, run_id: str, expected: dict[str, str]) -> Judgement
 
 
 def _keep_logs(world: World, target: Path, timeline: Timeline) -> None:
-    """Copy what shows why something went wrong."""
+    """Copy the files that explain a failure."""
     target.mkdir(parents=True, exist_ok=True)
     (target / "timeline.txt").write_text("\n".join(timeline.lines) + "\n")
     for file in world.stack.logs.iterdir():

@@ -1,4 +1,4 @@
-"""A relay in front of a server on this machine: it can refuse, hold, slow down or cut what passes through it."""
+"""A relay in front of a server on this machine, which can refuse, hold, slow down or cut connections."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Manner:
     """How a gate treats connections."""
 
     status: int | None = None
-    """Answer of every request, which does not reach the server; None: none of the gate's own."""
+    """The gate's own answer to every request. If it is None, requests reach the server."""
     holds: bool = False
-    """Whether connections are taken and nothing is ever answered."""
+    """Whether connections are accepted, but never answered."""
     cuts: bool = False
     """Whether connections are closed at once, as on a machine without that server."""
     delay_seconds: float = 0.0
-    """How long every chunk waits, in either direction."""
+    """Delay of every chunk, in either direction."""
 
     @property
     def passes(self) -> bool:
@@ -38,7 +38,7 @@ OPEN = Manner()
 
 
 class Gate:
-    """Relays TCP connections to a server's port on 127.0.0.1, in a thread of its own. A context manager.
+    """A context manager that relays TCP connections to a server's port on 127.0.0.1, in a separate thread.
 
     `port_of` gives the server's port for each new connection, so that the server may start later, or again. WebSockets
     pass too.
@@ -58,7 +58,7 @@ class Gate:
         return f"http://{self._host}:{self._port}"
 
     def behave(self, manner: Manner) -> None:
-        """Treat connections so from now on. Those that could not go on so are closed."""
+        """Treat connections in this way from now on. Connections that cannot continue in this way are closed."""
         self._loop.call_soon_threadsafe(self._switch, manner)
 
     def __enter__(self) -> Self:
@@ -133,7 +133,7 @@ class Gate:
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: int) -> None:
-    """Answer one request; its body is read first, or the client would see a broken connection instead."""
+    """Answer one request. The body is read first, because the client would otherwise see a broken connection."""
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _HEAD_SECONDS)
     found = _LENGTH.search(head)
     if found is not None:

@@ -1,4 +1,4 @@
-"""What must hold for every run, judged from its log alone by a reader that no fault touches."""
+"""The checks of every run, made on its log by a reader that no fault affects."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ _NO_NOTES = Path("/nonexistent")
 
 @dataclass
 class Judgement:
-    """What came of one run."""
+    """The result of one run."""
 
     run_id: str
     is_finished: bool = False
     late_seconds: float = 0.0
-    """How long after its deadline it finished."""
+    """Time from the run's deadline to its end."""
     commits: int = 0
     attempts: int = 0
     commits_lost: int = 0
-    """Commits that the log has shown once and that are gone, set aside, or do not read back."""
+    """Commits that the log has shown once, and that are now missing, quarantined or unreadable."""
     doubled_steps: int = 0
     is_identical: bool = False
     problems: list[str] = field(default_factory=list)
 
 
 class RunJudge:
-    """Looks at the log of one run again and again, and remembers what it saw before."""
+    """Reads the log of one run repeatedly, and remembers the earlier records."""
 
     def __init__(self, spec: RunSpec, open_log: Callable[[], RunLog]) -> None:
-        """`open_log` gives a log that has read nothing yet."""
+        """`open_log` returns a log that has read no record yet."""
         self._spec, self._open_log = spec, open_log
         self._seen: dict[int, AnyEntry] = {}
         self.lost: dict[int, AnyEntry] = {}
-        """Records by slot that were there and are gone, or have become other ones."""
+        """Records, by slot, that were in the log earlier and are now missing or different."""
 
     def look(self) -> None:
-        """Read the whole log again, and compare it with what was there before.
+        """Read the whole log again, and compare it with the earlier records.
 
         Raises:
-            StoreReadError: the log could not be read; what was seen stays known.
+            StoreReadError: the log could not be read. Earlier records are still remembered.
         """
         entries = {slot.number: slot.entry for slot in self._open_log().reload().slots}
         for number, entry in self._seen.items():
@@ -60,14 +60,15 @@ class RunJudge:
         self._seen |= entries
 
     def final_state(self) -> dict[str, str]:
-        """Digests of all state of the newest checkpoint, computed from its bytes; empty when it does not read back."""
+        """Digests of all state of the newest checkpoint, computed from its bytes; empty if the checkpoint cannot be
+        read."""
         try:
             return Checker(self._open_log, _NO_NOTES).final_state()
         except CheckpointError:
             return {}
 
     def finish(self, expected: dict[str, str]) -> Judgement:
-        """Judge the run once nothing writes to it any more. `expected` are the digests of an undisturbed run."""
+        """Judge the run after its last process has ended. `expected` has the digests of an undisturbed run."""
         self.look()
         checker = Checker(self._open_log, _NO_NOTES)
         history = checker.look(thoroughly=True)
@@ -93,7 +94,7 @@ class RunJudge:
 
 
 def _differences(final: dict[str, str], expected: dict[str, str]) -> list[str]:
-    """What of the final state is not that of the undisturbed run, in one sentence."""
+    """Describe in one sentence how the final state differs from the undisturbed run."""
     if not final:
         return ["the last checkpoint does not read back"]
     names = sorted(name for name in final.keys() | expected.keys() if final.get(name) != expected.get(name))
@@ -101,7 +102,7 @@ def _differences(final: dict[str, str], expected: dict[str, str]) -> list[str]:
 
 
 def seconds_late(entries: Iterable[AnyEntry], *, steps: int, deadline: datetime | None) -> float:
-    """How long after the deadline the goal was committed; 0 when it was not."""
+    """Time from the deadline to the commit of the goal; 0 if the goal was committed in time."""
     ends = [e.written_at for e in entries if isinstance(e, CommitEntry) and e.manifest.step >= steps]
     if deadline is None or not ends:
         return 0.0
@@ -111,8 +112,8 @@ def seconds_late(entries: Iterable[AnyEntry], *, steps: int, deadline: datetime 
 def doubled_steps(entries: Iterable[AnyEntry]) -> int:
     """Steps that are committed more than once, on lineages that diverge or by an attempt that was fenced.
 
-    Each step of a run belongs to one attempt: that which committed it. A checkpoint that was set aside does not count,
-    because its steps have to be done again.
+    Each step of a run belongs to the attempt that committed the step. Quarantined checkpoints do not count, because
+    their steps must be made again.
     """
     known = list(entries)
     set_aside = {e.checkpoint for e in known if isinstance(e, QuarantineEntry) and e.checkpoint is not None}
@@ -138,7 +139,7 @@ def doubled_steps(entries: Iterable[AnyEntry]) -> int:
 
 
 def _curve_rows(log: RunLog, steps: int) -> tuple[int, list[str]]:
-    """How many steps the loss curve has more than once, and what is missing in it."""
+    """Number of steps that the loss curve has more than once, and the steps that it lacks."""
     log.reload()
     if read_history(log).newest is None:
         return 0, []

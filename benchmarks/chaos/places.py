@@ -20,21 +20,21 @@ _DISK_BYTES = 256 * 2**20
 
 
 class Place(Protocol):
-    """One store that can hold many runs, and that can fail."""
+    """One store for many runs. The store can fail."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def spec(self) -> StoreSpec:
-        """The store as runs have it."""
+        """The store as the runs use it."""
         ...
 
     @property
     def can_be_filled(self) -> bool: ...
 
     def store(self) -> Store:
-        """The same store by a way that no fault touches."""
+        """The same store over a connection that no fault affects."""
         ...
 
     def take_away(self) -> None: ...
@@ -43,7 +43,8 @@ class Place(Protocol):
 
 
 class FolderPlace:
-    """A folder. As root it is on a disk of its own (tmpfs), which is unmounted; otherwise it is renamed."""
+    """A folder. With root rights, the folder is on a separate disk (tmpfs), which the fault unmounts. Without root
+    rights, the fault renames the folder."""
 
     name = "folder"
 
@@ -80,7 +81,7 @@ class FolderPlace:
         self._is_away = False
 
     def fill(self) -> None:
-        """Use up the disk's room to the last byte."""
+        """Fill the disk to the last byte."""
         with (self._disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
             size_bytes = 2**20
             while size_bytes:
@@ -90,12 +91,12 @@ class FolderPlace:
                     size_bytes //= 2
 
     def empty(self) -> None:
-        """Give the room back."""
+        """Free the disk space again."""
         (self._disk / "filler").unlink(missing_ok=True)
 
 
 class S3Place:
-    """A bucket on moto's server, which runs reach through a gate."""
+    """A bucket on moto's server, which the runs reach through a gate."""
 
     name, can_be_filled = "s3", False
 
@@ -121,7 +122,7 @@ class S3Place:
 
 @contextmanager
 def folder_place(base: Path) -> Iterator[FolderPlace]:
-    """A store in a folder below `base`; nothing of it stays mounted."""
+    """A store in a folder below `base`. At the end, nothing stays mounted."""
     is_mounted = os.geteuid() == 0 and shutil.which("mount") is not None and _mount(base)
     place = FolderPlace(base, is_mounted=is_mounted)
     (base / "store").mkdir(parents=True, exist_ok=True)
@@ -138,7 +139,7 @@ def folder_place(base: Path) -> Iterator[FolderPlace]:
 
 @contextmanager
 def s3_place() -> Iterator[S3Place]:
-    """A bucket on a moto server of its own. Made-up credentials are in the environment meanwhile."""
+    """A bucket on a separate moto server. During the block, the environment has made-up credentials."""
     with made_up_keys(), moto_server() as url, new_bucket(url) as bucket:
         port = urlsplit(url).port
         assert port is not None

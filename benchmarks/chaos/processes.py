@@ -9,16 +9,16 @@ import psutil
 
 _FLOW_RUN, _API_URL = "PREFECT__FLOW_RUN_ID", "PREFECT_API_URL"
 _NO_RUN = str(UUID(int=0))
-"""What processes show that wait for a flow run."""
+"""Text in the command line of processes that wait for a flow run."""
 
 
 def of_flow_run(flow_run_id: str) -> list[psutil.Process]:
-    """Everything on the machine of a flow run: its engine, the trainer, the trainer's writer."""
+    """All processes on the machine of a flow run: its engine, the trainer, and the trainer's writer."""
     return [process for process, environment in _all() if environment.get(_FLOW_RUN) == flow_run_id]
 
 
 def of_flow_runs(api_url: str) -> list[psutil.Process]:
-    """Everything that flow runs of the Prefect at this address have started."""
+    """All processes that flow runs of the Prefect server at this address have started."""
     return [
         process
         for process, environment in _all()
@@ -27,12 +27,12 @@ def of_flow_runs(api_url: str) -> list[psutil.Process]:
 
 
 def of_stack(api_url: str) -> list[psutil.Process]:
-    """Everything that was started for the Prefect at this address."""
+    """All processes that were started for the Prefect server at this address."""
     return [process for process, environment in _all() if environment.get(_API_URL) == api_url]
 
 
 def in_words(processes: list[psutil.Process]) -> list[str]:
-    """What each was started as."""
+    """The command line of each process."""
     found = []
     for process in processes:
         with suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""Runs under fire: each lane has one at a time, and starts the next when it has ended."""
+"""The runs of the chaos benchmark. Each lane has one run at a time, and starts the next run when the run has ended."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SAVINGS: tuple[dict[str, Any], ...] = (
 
 
 def spec_of(number: int, place: Place, *, pause_seconds: float = PAUSE_SECONDS) -> RunSpec:
-    """The spec of a run. All have the same result, however and wherever they save."""
+    """The spec of a run. All runs have the same result, independent of their saves and stores."""
     deadline = SystemClock().now() + timedelta(seconds=DEADLINE_SECONDS)
     return RunSpec.parse(
         {
@@ -73,7 +73,7 @@ def spec_of(number: int, place: Place, *, pause_seconds: float = PAUSE_SECONDS) 
 
 @dataclass
 class LiveRun:
-    """One run, as the benchmark sees it through a way to the store that no fault touches."""
+    """One run, as the benchmark reads it over a connection to the store that no fault affects."""
 
     spec: RunSpec
     place: Place
@@ -82,9 +82,9 @@ class LiveRun:
     history: History = field(default_factory=History)
     starts: int = 0
     is_start_due: bool = True
-    """Whether a start is due: the first one, or the repetition of one that was refused, which leaves the log open."""
+    """Whether a start is due: the first start, or the repetition of a start that was refused."""
     problem: str | None = None
-    """Why it ended without being finished, when nobody asked for that."""
+    """The reason why the run ended unfinished although nobody cancelled it."""
     judged_at: float = 0.0
 
     @property
@@ -92,10 +92,10 @@ class LiveRun:
         return self.history.is_over and self.history.committed_step >= self.spec.steps
 
     def look(self) -> None:
-        """Read what is new.
+        """Read the new records of the log.
 
         Raises:
-            StoreError: it cannot be read at this moment.
+            StoreError: the log cannot be read at this moment.
         """
         self.history = read_history(self.log)
         if time.monotonic() - self.judged_at > _JUDGE_SECONDS:
@@ -117,11 +117,11 @@ class LiveRun:
 
 
 Ask = Callable[[Callable[[SyncPrefectClient], object]], None]
-"""Calls what it is given with a client of the Prefect server, as a person who starts a run has it."""
+"""Calls a function with a client of the Prefect server, like the client of a person who starts a run."""
 
 
 class Lane:
-    """One run after the other in one store, each started again when somebody cancelled it."""
+    """One run after the other in one store. A cancelled run is started again."""
 
     def __init__(self, place: Place, *, ask: Ask, next_number: Callable[[], int], say: Callable[[str], None]) -> None:
         self.place, self._ask, self._next_number, self._say = place, ask, next_number, say
@@ -130,7 +130,7 @@ class Lane:
         self._tried_at = 0.0
 
     def tick(self, *, starts_new: bool, can_write: bool) -> None:
-        """Look at the run, start it if it is not, and put it aside when it has ended."""
+        """Read the state of the run. If the run has not started, start it; if it has ended, put it aside."""
         if self.current is None and starts_new:
             self.current = self._new()
         run = self.current
@@ -158,7 +158,8 @@ class Lane:
         self.current = None
 
     def _start(self, run: LiveRun) -> None:
-        """As `segue run --detach` does it, and again a little later if Prefect or the store refuses."""
+        """Start the run in the same way as `segue run --detach`. If Prefect or the store refuses, try again a little
+        later."""
         if time.monotonic() - self._tried_at < _RETRY_SECONDS:
             return
         self._tried_at, run.is_start_due = time.monotonic(), True

@@ -12,13 +12,13 @@ from segue.errors import UsageError
 from segue.records import FiniteValue
 
 FIRST_SECONDS = 15.0
-"""No fault is drawn before this: the first runs are about to start."""
+"""No fault is drawn before this time, because the first runs still start."""
 EVERY_SECONDS = 7.5
 _MOST_PICK = 997
 
 
 class Fault(FiniteValue):
-    """One fault: what fails, when, for how long, and which of those it could hit."""
+    """One fault: its kind, its time, its duration, and the choice of its target."""
 
     kind: str = Field(description="Kind of fault, as `python -m benchmarks chaos --kinds` lists them.")
     at_seconds: float = Field(ge=0, description="Seconds after the first run was started.")
@@ -35,14 +35,13 @@ class Schedule(FiniteValue):
 
     @property
     def end_seconds(self) -> float:
-        """When the last fault is over."""
+        """Time at which the last fault is over."""
         return max(fault.at_seconds + (fault.for_seconds or 0.0) for fault in self.faults)
 
 
 def drawn(*, seed: int, minutes: float, kinds: Mapping[str, tuple[float, float]]) -> Schedule:
-    """The schedule of a seed. `kinds` has the shortest and the longest time of each kind in seconds.
-
-    Every kind comes as often as every other, give or take one, and two faults are on average 7.5 seconds apart.
+    """The schedule of a seed. `kinds` has the shortest and the longest time of each kind in seconds. All kinds come
+    equally often, to within one fault. The mean time between two faults is 7.5 seconds.
     """
     chance = random.Random(seed)
     count = max(1, int((60 * minutes - FIRST_SECONDS) / EVERY_SECONDS))

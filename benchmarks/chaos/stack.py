@@ -1,4 +1,4 @@
-"""A local Prefect behind a gate; its server and workers are started again when they end, as by a service manager."""
+"""A local Prefect behind a gate. If the server or a worker ends, it is started again, as by a service manager."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from segue.prefect.api import quick_client
 SERVER = "server"
 WORKERS = tuple(f"worker-{pool}" for pool in POOLS)
 _RESTART_SECONDS = 2.0
-"""How long after its end a service is started again, like systemd's RestartSec."""
+"""Time from the end of a service to its next start, like systemd's RestartSec."""
 _RECOVER_EVERY_SECONDS = 5.0
 """Pause between two recoveries; the deployment `recover` has 30 seconds."""
 
 
 class ChaosStack(LocalStack):
-    """A local Prefect that everything but its own server reaches through a gate."""
+    """A local Prefect whose server all other processes reach through a gate."""
 
     def __init__(self, folder: Path, *, gate: Gate, variables: Mapping[str, str], say: Callable[[str], None]) -> None:
         # A port of its own: while the server is down, another Prefect of this machine must not take its place.
@@ -40,13 +40,13 @@ class ChaosStack(LocalStack):
 
     @contextmanager
     def direct(self) -> Iterator[SyncPrefectClient]:
-        """A client that no fault of the gate touches, and that waits for no answer for long."""
+        """A client that no fault of the gate affects, with short timeouts."""
         with temporary_settings({PREFECT_API_URL: f"{self.url}/api"}), quick_client() as client:
             yield client
 
 
 class ServiceManager:
-    """Starts services again that have ended, except those that are kept down."""
+    """Starts services that have ended again, except services that a fault keeps down."""
 
     def __init__(self, stack: LocalStack) -> None:
         self._stack = stack
@@ -74,7 +74,7 @@ class Recovery:
 
     @property
     def seconds_running(self) -> float | None:
-        """How long the recovery that runs now has run; None between two of them."""
+        """Seconds for which the current recovery has run; None if no recovery runs."""
         return None if self._process is None else time.monotonic() - self._started_at
 
     def tick(self) -> None:
@@ -105,7 +105,7 @@ class Recovery:
 
 
 def tree(process: psutil.Process) -> list[psutil.Process]:
-    """A process and everything below it; nothing when it has ended."""
+    """A process and all its descendants; empty if the process has ended."""
     try:
         return [process, *process.children(recursive=True)]
     except psutil.Error:

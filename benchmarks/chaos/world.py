@@ -1,4 +1,4 @@
-"""Everything that can fail in a chaos benchmark: a Prefect, stores, lanes of runs, and what is failing now."""
+"""The world of a chaos benchmark: a Prefect, stores, lanes of runs, and the current faults."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from segue.deployments.local_stack.registration import UNFINISHED
 from segue.testing.metadata import NO_SERVICE
 
 _LEFT_SECONDS = 60.0
-"""How long processes of runs that have ended may take to end."""
+"""Time in which the processes of ended runs must end."""
 _STATES_SECONDS = 120.0
-"""How long flow runs may show as running after that: recovery waits for a minute before it sets a state."""
+"""Additional time for which Prefect may show flow runs as running, because recovery waits for a minute before it sets a
+state."""
 _TICK_SECONDS = 0.2
 _LANES = ("folder", "s3", "folder")
 
@@ -37,11 +38,11 @@ Say = Callable[[str], None]
 
 
 class NotNowError(Exception):
-    """A fault has nothing to hit at this moment."""
+    """A fault has no target at this moment."""
 
 
 class World:
-    """What faults act on. One thread uses it; `tick` lets time pass."""
+    """The objects that faults act on. Only one thread uses the world, and `tick` lets time pass."""
 
     def __init__(self, stack: ChaosStack, *, gate: Gate, places: Sequence[Place], say: Say, lanes: int) -> None:
         self.stack, self.gate, self.places = stack, gate, tuple(places)
@@ -55,7 +56,7 @@ class World:
         self.lanes = [Lane(by_name[name], ask=self.ask, next_number=lambda: next(numbers), say=say) for name in names]
 
     def tick(self) -> None:
-        """Look after services and runs; takes at least a fifth of a second."""
+        """Restart services and update runs. The call takes at least a fifth of a second."""
         self.services.tick(kept_down=self._taken)
         self.recovery.tick()
         for lane in self.lanes:
@@ -73,10 +74,10 @@ class World:
         return [run for lane in self.lanes for run in (*lane.ended, *([lane.current] if lane.current else []))]
 
     def take(self, name: str) -> None:
-        """Reserve something for one fault; two at a time would undo each other.
+        """Reserve a target for one fault, because two faults on one target would undo each other.
 
         Raises:
-            NotNowError: another fault has it.
+            NotNowError: another fault has the target.
         """
         if name in self._taken:
             raise NotNowError
@@ -91,7 +92,7 @@ class World:
             request(client)
 
     def suspend(self, found: Sequence[psutil.Process]) -> Callable[[], None]:
-        """SIGSTOP to each; returns what continues those that are still there."""
+        """Send SIGSTOP to each process. Return a function that continues the processes that still exist."""
         self._suspended += found
         _send(found, signal.SIGSTOP)
 
@@ -112,14 +113,15 @@ class World:
             self.tick()
 
     def left_processes(self) -> list[str]:
-        """Processes of flow runs that are still there when all of them should have ended."""
+        """Processes of flow runs that still run although all flow runs should have ended."""
         give_up_at = time.monotonic() + _LEFT_SECONDS
         while (left := processes.of_flow_runs(self.stack.api_url)) and time.monotonic() < give_up_at:
             self.tick()
         return processes.in_words(left)
 
     def open_flow_runs(self) -> list[str]:
-        """Flow runs that are shown as waiting or running when all runs have ended; waits a while for the last ones."""
+        """Flow runs that Prefect shows as waiting or running after all runs have ended. The call waits a while for the
+        last flow runs."""
         give_up_at = time.monotonic() + _STATES_SECONDS
         wanted = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(UNFINISHED))))
         found: list[FlowRun] = []
@@ -132,7 +134,7 @@ class World:
         return [f"{run.name} is {run.state_name}" for run in found]
 
     def close(self) -> None:
-        """End what the stack does not end itself, and continue what is suspended."""
+        """End the processes that the stack does not end itself, and continue suspended processes."""
         self.gate.behave(OPEN)
         _send(self._suspended, signal.SIGCONT)
         self.recovery.kill()
@@ -140,7 +142,7 @@ class World:
 
 @contextmanager
 def world_in(folder: Path, *, say: Say, lanes: int) -> Iterator[World]:
-    """A world below `folder`; whatever happens, nothing of it is left running or mounted."""
+    """A world below `folder`. At the end, even after an error, no process runs and nothing is mounted."""
     with ExitStack() as ending:
         places: list[Place] = [ending.enter_context(folder_place(folder / "local"))]
         if lanes > 1:
@@ -158,10 +160,10 @@ def world_in(folder: Path, *, say: Say, lanes: int) -> Iterator[World]:
 
 
 def picked(found: Sequence[T], pick: int) -> T:
-    """One of those that a fault could hit.
+    """Choose one of the possible targets of a fault.
 
     Raises:
-        NotNowError: there is none.
+        NotNowError: there is no target.
     """
     if not found:
         raise NotNowError
@@ -175,10 +177,10 @@ def _send(found: Sequence[psutil.Process], number: signal.Signals) -> None:
 
 
 def kill(found: Sequence[psutil.Process]) -> None:
-    """SIGKILL to each.
+    """Send SIGKILL to each process.
 
     Raises:
-        NotNowError: none of them is alive.
+        NotNowError: no process is alive.
     """
     if not any(is_alive(process) for process in found):
         raise NotNowError

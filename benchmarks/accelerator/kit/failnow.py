@@ -1,6 +1,5 @@
-"""A plugin of pytest that writes each outcome at once to the file FAILNOW: a run that is cut short still tells.
-
-The longest tests come first, so that no process has one left when the others are done.
+"""A pytest plugin that writes each outcome at once to the file FAILNOW, so that the outcomes of an interrupted run are
+known. The longest tests come first, so that all processes end at about the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Called by the process that distributes the tests, too; only that one has the file."""
+    """The process that distributes the tests also calls this hook. Only that process has the file."""
     if "PYTEST_XDIST_WORKER" in os.environ or not (report.failed or report.when == "call"):
         return
     text = f"{report.outcome} {report.when} {report.nodeid} {report.duration:.1f}s\n"

@@ -1,4 +1,4 @@
-"""What every kind of fault has."""
+"""The properties that every kind of fault has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Undo = Callable[[], None]
 """Ends a fault; may be called once."""
 
 MOMENT = (0.0, 0.0)
-"""Time of faults that do not last."""
+"""Duration of a fault that takes effect at once and does not last."""
 
 
 class Kind(NamedTuple):
@@ -21,10 +21,10 @@ class Kind(NamedTuple):
     name: str
     what: str
     seconds: tuple[float, float]
-    """Shortest and longest time that is drawn for it."""
+    """Shortest and longest duration that is drawn for this kind of fault."""
     apply: Callable[[World, Fault], Undo]
-    """Makes the fault; raises `NotNowError`, having changed nothing, when there is nothing to hit."""
+    """A function that makes the fault. If there is no target, the function changes nothing and raises `NotNowError`."""
 
 
 def nothing() -> None:
-    """The end of a fault that does not last."""
+    """End a fault that does not last, by doing nothing."""

@@ -26,7 +26,7 @@ _POOLS = ("spot", "on-demand", "parents")
 
 
 def give_notice(world: World, fault: Fault) -> Undo:
-    """SIGTERM to a segment; all of it is killed when the time is over."""
+    """Send SIGTERM to a segment. When the time is over, kill all processes of the segment."""
     claims = [claim for run in world.live if (claim := run.claim()) is not None and claim.flow_run_id]
     alive = [claim for claim in claims if psutil.pid_exists(claim.segment_pid)]
     claim = picked(alive, fault.pick)
@@ -97,7 +97,7 @@ def _ask(world: World, request: Callable[[SyncPrefectClient], object]) -> None:
     """Make a request as a person would.
 
     Raises:
-        NotNowError: the server is not there, or did not take it.
+        NotNowError: the server does not answer, or refused the request.
     """
     try:
         world.ask(request)

@@ -78,13 +78,13 @@ def suspend_parent(world: World, fault: Fault) -> Undo:
 
 
 def kill_worker(world: World, fault: Fault) -> Undo:
-    """The worker alone; what it started goes on without it."""
+    """Kill only the worker. The processes that it started continue."""
     name = WORKERS[fault.pick % len(WORKERS)]
     return _kept_down(world, name, lambda: kill([world.stack.services[name]]))
 
 
 def terminate_worker(world: World, fault: Fault) -> Undo:
-    """As a service manager stops it: SIGTERM, and SIGKILL when it has not ended."""
+    """Stop the service as a service manager does: SIGTERM, and then SIGKILL if the process has not ended."""
     name = WORKERS[fault.pick % len(WORKERS)]
     worker = world.stack.services[name]
 
@@ -104,7 +104,7 @@ def terminate_worker(world: World, fault: Fault) -> Undo:
 
 
 def kill_parents_machine(world: World, fault: Fault) -> Undo:
-    """The machine that all parents are on: their worker, and every parent."""
+    """Kill the machine of all parents: their worker, and every parent."""
     name = "worker-parents"
 
     def strike() -> None:
@@ -135,7 +135,7 @@ def suspend_server(world: World, fault: Fault) -> Undo:
 
 
 def kill_recover(world: World, fault: Fault) -> Undo:
-    """At an age that the schedule selects: while it starts, asks, or writes."""
+    """Hit the process at an age that the schedule selects: while it starts, sends requests, or writes."""
     age = world.recovery.seconds_running
     if age is None or age < (fault.pick % 30) / 10:
         raise NotNowError

@@ -1,4 +1,4 @@
-"""Faults of stores: away, full, slow, refusing."""
+"""Faults of stores: an unreachable, full, slow or refusing store."""
 
 from __future__ import annotations
 
