@@ -102,7 +102,7 @@ def _differences(final: dict[str, str], expected: dict[str, str]) -> list[str]:
 
 
 def seconds_late(entries: Iterable[AnyEntry], *, steps: int, deadline: datetime | None) -> float:
-    """Time from the deadline to the commit of the goal; 0 if the goal was committed in time."""
+    """Time from the deadline to the commit of the goal; 0 if the goal was committed in time, or not committed."""
     ends = [e.written_at for e in entries if isinstance(e, CommitEntry) and e.manifest.step >= steps]
     if deadline is None or not ends:
         return 0.0

@@ -9,7 +9,7 @@ import psutil
 
 _FLOW_RUN, _API_URL = "PREFECT__FLOW_RUN_ID", "PREFECT_API_URL"
 _NO_RUN = str(UUID(int=0))
-"""Text in the command line of processes that wait for a flow run."""
+"""Flow run id in the environment of processes that wait for a flow run."""
 
 
 def of_flow_run(flow_run_id: str) -> list[psutil.Process]:

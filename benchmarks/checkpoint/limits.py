@@ -1,4 +1,4 @@
-"""What this machine can do at most: the figures that the savers are divided by. One process measures them all."""
+"""The limits of this machine, by which the figures of the savers are divided. One process measures all limits."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _MOST_CONNECTIONS = 4
 
 @dataclass(frozen=True)
 class Limits:
-    """How long the machine takes to copy and to write the state's bytes."""
+    """The times in which the machine copies and writes the bytes of the state."""
 
     memcpy_seconds: float
     write_seconds: float
     write_is_direct: bool
-    """False if the file system refuses O_DIRECT: then it is a buffered write and fsync."""
+    """Whether the write uses O_DIRECT. If the file system refuses O_DIRECT, a buffered write and fsync are measured."""
 
 
 class LimitBench:
-    """Measures limits for any number of bytes up to a most, in buffers whose pages have all been touched."""
+    """Measures limits for any number of bytes up to a maximum, in buffers whose pages have all been touched."""
 
     def __init__(self, *, most_bytes: int, folder: Path) -> None:
         # One thread: the copy that a training process can always afford.
@@ -49,15 +49,14 @@ class LimitBench:
         folder.mkdir(parents=True, exist_ok=True)
 
     def measure(self, size_bytes: int) -> Limits:
-        """Copy and write once more."""
+        """Measure one more copy and one more write."""
         write_seconds, is_direct = self._write(size_bytes)
         memcpy_seconds = self._memcpy(size_bytes)
         return Limits(memcpy_seconds=memcpy_seconds, write_seconds=write_seconds, write_is_direct=is_direct)
 
     def read(self, files: list[Path], *, direct: bool) -> float:
-        """Seconds to read files from beginning to end, block after block into the same memory.
-
-        `direct` passes by the page cache, for files that could not be dropped from it.
+        """Seconds to read files from beginning to end, block after block into the same memory. `direct` bypasses the
+        page cache, for files that could not be dropped from the page cache.
         """
         started = time.perf_counter()
         with memoryview(self._block) as block:
@@ -68,9 +67,9 @@ class LimitBench:
         return time.perf_counter() - started
 
     def upload(self, size_bytes: int, port: int) -> float:
-        """Seconds to send so many bytes through plain connections to a server on this machine that reads them.
-
-        No signature, no checksum, no client library, a connection a core: what HTTP on loopback can do at most.
+        """Seconds to send this number of bytes through plain connections to a server on this machine that reads the
+        bytes. There is one connection for each core, and no signature, checksum or client library, so this is the limit
+        of HTTP on loopback.
         """
         payload = self._source[: size_bytes // 4].view(torch.uint8).numpy().data
         connections = min(_MOST_CONNECTIONS, len(os.sched_getaffinity(0)))
@@ -82,7 +81,7 @@ class LimitBench:
             return time.perf_counter() - started
 
     def calibrate_steps(self, threads: int) -> StepSizes:
-        """The sizes that make a training step last about as long as wanted, with so many threads."""
+        """The sizes with which a training step takes about the requested time, with this number of threads."""
         torch.set_num_threads(threads)
         try:
             return calibrate()
@@ -137,7 +136,7 @@ def _write_blocks(descriptor: int, block: memoryview, size_bytes: int) -> None:
 
 @contextmanager
 def _opened(path: Path, flags: int, *, direct: bool) -> Iterator[tuple[int, bool]]:
-    """A descriptor, and whether it passes by the page cache."""
+    """A file descriptor, and whether its access bypasses the page cache."""
     try:
         descriptor, is_direct = os.open(path, flags | (os.O_DIRECT if direct else 0), 0o600), direct
     except OSError as error:

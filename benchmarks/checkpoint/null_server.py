@@ -1,6 +1,5 @@
-"""A server that speaks enough S3 to be uploaded to and keeps nothing: it reads and discards.
-
-It stands in for a store where none is given, so that clients are compared and not a server's disk.
+"""A server that accepts uploads over a part of the S3 protocol, and discards all bytes. If no store is given, the
+benchmark uses this server, so that clients are compared and not a server's disk.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _XML = '<?xml version="1.0" encoding="UTF-8"?>'
 
 @contextmanager
 def null_server() -> Iterator[int]:
-    """The port of a null server in a process of its own; the process ends with the block, or with this process."""
+    """The port of a null server in a separate process. The server ends with the block, or with this process."""
     command = [sys.executable, "-c", "from benchmarks.checkpoint.null_server import serve; serve()"]
     # A session of its own: Ctrl-C goes to the benchmark's main process, which then ends this one in order.
     with subprocess.Popen(
@@ -52,13 +51,13 @@ class _NullServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Discard)
         self.sizes: dict[str, dict[int, int]] = {}
-        """Bytes of each part of each object, so that a client can ask whether all of it came."""
+        """Bytes of each part of each object, so that a client can check that the object is complete."""
         self.lock = threading.Lock()
         self.buffer = bytearray(_BUFFER_BYTES)
-        """Never written to: what is read is dropped."""
+        """A buffer for received bytes, which are discarded."""
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hung up is its own affair."""
+        """Ignore the error of a client that has closed its connection."""
 
 
 class _Discard(BaseHTTPRequestHandler):
@@ -120,7 +119,7 @@ class _Discard(BaseHTTPRequestHandler):
         self._answer(204)
 
     def log_message(self, *args: object) -> None:
-        """Keep quiet."""
+        """Log nothing."""
 
     def _target(self) -> tuple[str, dict[str, list[str]]]:
         parts = urlsplit(self.path)

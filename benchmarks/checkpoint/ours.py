@@ -1,4 +1,4 @@
-"""segue's own saver and uploader: everything a training run uses, from the staging area to the commit in its log."""
+"""segue's own saver and uploader, with all parts that a run uses, from the staging area to the commit in its log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _HERE = Environment(torch=torch.__version__, device="cpu", instruction_set="", t
 
 
 class OurSaver:
-    """Durable means committed: bytes and index synced, and the commit record in the run's log."""
+    """A save by segue. Durable means committed: the bytes and the index are synced, and the commit record is in the
+    run's log."""
 
     is_background: ClassVar[bool] = True
     verifies: ClassVar[bool] = True

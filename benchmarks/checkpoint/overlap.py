@@ -1,4 +1,5 @@
-"""Overlapped staging: how much of the copy still delays a training step, next to blocking staging and a plain copy."""
+"""Overlapped staging: the part of the copy that still delays a training step, compared with blocking staging and a
+plain copy."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from segue.trainer.workloads.state import changed_by_optimizer
 _WIDTH = 2048
 _BATCH = 128
 _STATE_PER_PARAMETER = 3
-"""AdamW keeps two more values for each."""
+"""Number of values for each parameter. AdamW keeps two more values."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,13 @@ class OverlapTimes:
     """One round, in seconds."""
 
     memcpy: float
-    """One copy of the same bytes by one thread."""
+    """Time of one copy of the same bytes by one thread."""
     idle_step: float
     blocking_stall: float
     overlapped_stall: float
-    """What `begin` blocked."""
+    """Time for which `begin` blocked."""
     overlapped_step: float
-    """The training step during which the rest was copied."""
+    """Time of the training step during which the other bytes were copied."""
 
     @property
     def stall_x_memcpy(self) -> float:
@@ -37,7 +38,7 @@ class OverlapTimes:
 
     @property
     def step_x_memcpy(self) -> float:
-        """What the step took longer, in copies."""
+        """Additional time of the step, as a multiple of a plain copy."""
         return (self.overlapped_step - self.idle_step) / self.memcpy
 
 
@@ -63,7 +64,7 @@ class OverlapBench:
         self._target = torch.zeros_like(self._source)
 
     def round(self) -> OverlapTimes:
-        """Everything once; the idle step is the median of those around the overlapped one."""
+        """Measure one round. The idle step is the median of the idle steps around the overlapped step."""
         memcpy_seconds = self._memcpy()
         before = [self._step(), self._step()]
         started = time.perf_counter()

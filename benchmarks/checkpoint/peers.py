@@ -1,4 +1,4 @@
-"""What people save with today, each at its best: the bytes are synced and so are the folders."""
+"""Other savers with their best options. Each saver syncs the bytes and the folders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TorchSave(FolderSaver):
 
 
 class TorchSaveThread(TorchSave):
-    """What many write by hand: copy into buffers kept for it, then `torch.save` in a thread."""
+    """A common hand-written saver: a copy into buffers that are kept, and then `torch.save` in a thread."""
 
     is_background = True
     note = "Copies into buffers allocated once."
@@ -70,7 +70,8 @@ class SafetensorsSave(FolderSaver):
 
 
 class DcpSave(FolderSaver):
-    """`torch.distributed.checkpoint.save` of one process; it syncs its data file, the rest is synced here."""
+    """`torch.distributed.checkpoint.save` of one process. DCP syncs its data file, and this class syncs the other
+    files."""
 
     def prepare(self, state: State, folder: Path) -> None:
         super().prepare(state, folder)
@@ -90,7 +91,7 @@ class DcpSave(FolderSaver):
 
 
 class DcpAsyncThread(DcpSave):
-    """`async_save` as its documentation shows it: a new stager, so new memory, at every save."""
+    """`async_save` as in its documentation, with a new stager, and therefore new memory, at every save."""
 
     is_background = True
     note = "As documented: stages into new memory at every save."
@@ -123,7 +124,7 @@ class DcpAsyncThread(DcpSave):
 
 
 class DcpAsyncThreadReused(DcpAsyncThread):
-    """`async_save` with one stager for all saves, which then keeps its memory."""
+    """`async_save` with one stager, which keeps its memory, for all saves."""
 
     note = "One stager kept for all saves."
 

@@ -1,4 +1,5 @@
-"""`python -m benchmarks checkpoint`: savers and uploaders beside each other and the machine's limits, in one run."""
+"""`python -m benchmarks checkpoint`: compares savers and uploaders with each other and with the machine's limits, in
+one run."""
 
 from __future__ import annotations
 
@@ -33,33 +34,35 @@ from segue.errors import MissingExtraError, SegueError, UsageError
 
 NAMES = tuple(dict.fromkeys((*SAVERS, *UPLOADERS)))
 _WORKER_BYTES = 250_000_000
-"""Roughly what a process with torch in it takes before it has a state."""
+"""Approximate memory of a process that has imported torch and has no state yet."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is to be measured."""
+    """The options of the measurement."""
 
     size_bytes: int = 500_000_000
     tensors: int = 40
     many_tensors: int = 10_000
-    """Tensors of the second state, of which stall, writing and restore are measured; 0 leaves it out."""
+    """Number of tensors of the second state, for which stall, writing and restore are measured; 0: no second state."""
     rounds: int = 7
     seed: int = 0
-    """Of the order within each round."""
+    """Seed of the order within each round."""
     folder: Path = Path(".segue/bench")
     """The file system to measure."""
     endpoint_url: str | None = None
-    """S3 to upload to, with the credentials that boto3 finds; None is a null server on this machine."""
+    """The S3 endpoint for uploads, with the credentials that boto3 finds; None: a null server on this machine."""
     only: tuple[str, ...] = NAMES
     threads: int | None = None
-    """Torch's threads in the savers' processes; None leaves torch its way. The memcpy limit has one always."""
+    """Number of torch's threads in the savers' processes; None: torch's default. The memcpy limit always uses one
+    thread."""
     steps: bool = True
-    """Whether to measure how training steps are slowed."""
+    """Whether to measure how saves slow training steps."""
 
     @property
     def rounds_many_tensors(self) -> int:
-        """Fewer: ten thousand tensors take some savers ten times as long."""
+        """Number of rounds for many tensors. It is smaller, because some savers take ten times as long for ten thousand
+        tensors."""
         return max(1, self.rounds // 2) if self.many_tensors else 0
 
     def chosen(self, known: dict[str, str]) -> list[str]:
@@ -67,7 +70,7 @@ class Options:
 
 
 class UnknownSaverError(UsageError):
-    """There is no saver or uploader of that name."""
+    """There is no saver or uploader with the given name."""
 
     def __init__(self, *, names: tuple[str, ...]) -> None:
         self.names = names
@@ -75,7 +78,7 @@ class UnknownSaverError(UsageError):
 
 
 class NoRoomError(UsageError):
-    """The machine has too little memory or disk for the size asked for."""
+    """The machine has too little memory or disk for the requested size."""
 
     def __init__(self, *, what: str, needed_bytes: int, free_bytes: int) -> None:
         self.what, self.needed_bytes, self.free_bytes = what, needed_bytes, free_bytes
@@ -86,7 +89,7 @@ class NoRoomError(UsageError):
 
 
 class NoLimitError(SegueError):
-    """The limits themselves could not be measured, so there is nothing to divide by."""
+    """The limits could not be measured, so no ratio can be computed."""
 
     def __init__(self, *, why: str) -> None:
         self.why = why
@@ -94,11 +97,11 @@ class NoLimitError(SegueError):
 
 
 def measure(options: Options, *, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure everything and return the report. Whatever happens, no file, process or bucket is left behind.
+    """Measure everything and return the report. No file, process or bucket is left behind, even after an error.
 
     Raises:
-        UsageError: this cannot be measured here as asked; nothing was started.
-        NoLimitError: copying or writing fails even without a saver.
+        UsageError: this machine cannot measure the requested figures; nothing was started.
+        NoLimitError: a copy or a write fails even without a saver.
     """
     samples: dict[str, Samples] = defaultdict(Samples)
     facts = _checked(options)
@@ -207,7 +210,7 @@ def _checked(options: Options) -> dict[str, Any]:
     """The facts known beforehand.
 
     Raises:
-        UsageError: a name is unknown, or memory or disk will not do.
+        UsageError: a name is unknown, or memory or disk is too small.
     """
     if unknown := tuple(name for name in options.only if name not in NAMES):
         raise UnknownSaverError(names=unknown)

@@ -1,4 +1,5 @@
-"""The rounds: limit, one saver, limit, another, limit... Every ratio is taken within its round."""
+"""The rounds of the measurement: limit, one saver, limit, another saver, limit, and so on. Every ratio uses values of
+one round."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class SaverRounds(RankGroup[SaverBench]):
     """Saves and loads of a state in a number of tensors, by several savers."""
 
     def __init__(self, scene: Scene, *, size_bytes: int, tensors: int, suffix: str = "") -> None:
-        """`suffix` is what this state's figures have at the end of their names."""
+        """`suffix` is the end of the names of this state's figures."""
         super().__init__(scene, name=f"{tensors} tensors", keys=MANY_TENSORS_KEYS if suffix else SAVER_KEYS)
         self._state_bytes = exact_bytes(size_bytes=size_bytes, tensors=tensors)
         self._tensors, self._suffix = tensors, suffix
@@ -52,7 +53,7 @@ class SaverRounds(RankGroup[SaverBench]):
         self._add(name, first_stall_x_memcpy=first.stall_seconds / limit.memcpy_seconds)
 
     def save_round(self) -> None:
-        """Each saver once, between two measurements of the limits."""
+        """Measure each saver once, between two measurements of the limits."""
         keys = self._keys("stall_x_memcpy", "durable_x_write", "stall_seconds", "durable_seconds")
         before = self._limit()
         for name, worker in self.each(*keys):
@@ -71,7 +72,7 @@ class SaverRounds(RankGroup[SaverBench]):
                 before = after
 
     def restore_round(self) -> None:
-        """Each saver's memory while it saves, and its cold load next to a cold read of the same files."""
+        """Measure each saver's memory during a save, and its cold load together with a cold read of the same files."""
         keys = self._keys("restore_x_read", "restore_seconds", "memory_x_state")
         for name, worker in self.each(*keys):
             with self.may_fail(name, *keys):
@@ -83,7 +84,8 @@ class SaverRounds(RankGroup[SaverBench]):
                 worker.run(SaverBench.drop, saved.step)
 
     def step_round(self, sizes: StepSizes) -> None:
-        """Training steps while each saver writes in the background; those without a background are left out."""
+        """Measure training steps while each saver writes in the background. Savers without background writes are left
+        out."""
         for kind in StepKind:
             key = f"step_slowdown_writing{_SUFFIX[kind]}"
             for name, worker in self.each(key):
@@ -117,7 +119,7 @@ class SaverRounds(RankGroup[SaverBench]):
         return limit
 
     def _keys(self, *keys: str) -> tuple[str, ...]:
-        """Those of these figures that are wanted of this state."""
+        """Those of these figures that are requested for this state."""
         return tuple(key + self._suffix for key in keys if key + self._suffix in self.keys)
 
     def _add(self, name: str, **values: float) -> None:
@@ -129,7 +131,7 @@ class UploaderRounds(RankGroup[UploaderBench]):
     """Uploads of a state to one bucket, by several uploaders."""
 
     def __init__(self, scene: Scene, *, size_bytes: int, tensors: int, bucket: Bucket, null_port: int) -> None:
-        """`null_port` is where a null server of this machine listens, for the loopback limit."""
+        """`null_port` is the port of a null server on this machine, for the loopback limit."""
         super().__init__(scene, name="uploads", keys=UPLOADER_KEYS)
         self._state_bytes = exact_bytes(size_bytes=size_bytes, tensors=tensors)
         self._tensors, self._bucket, self._null_port = tensors, bucket, null_port
@@ -147,7 +149,8 @@ class UploaderRounds(RankGroup[UploaderBench]):
         worker.run(UploaderBench.prepare)
 
     def upload_round(self) -> None:
-        """Each uploader once, between two measurements of loopback's limit, then next to boto3 of the same round."""
+        """Measure each uploader once, between two measurements of the loopback limit, and compare it with boto3 in the
+        same round."""
         keys = ("upload_mb_per_s", "upload_x_loopback", "upload_cpu_seconds_per_gb")
         took: dict[str, float] = {}
         before_seconds = self._limit()
@@ -172,7 +175,7 @@ class UploaderRounds(RankGroup[UploaderBench]):
                 )
 
     def step_round(self, sizes: StepSizes) -> None:
-        """Training steps while each uploader uploads in the background."""
+        """Measure training steps while each uploader uploads in the background."""
         for kind in StepKind:
             key = f"step_slowdown_uploading{_SUFFIX[kind]}"
             for name, worker in self.each(key):

@@ -1,4 +1,4 @@
-"""What a checkpoint saver must offer to be measured, and which ones there are."""
+"""The interface of the checkpoint savers that are measured, and the list of all savers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ SAVERS = {
     "dcp_async_thread_reused": "benchmarks.checkpoint.peers:DcpAsyncThreadReused",
     "dcp_async_process": "benchmarks.checkpoint.peers:DcpAsyncProcess",
 }
-"""Name in the report -> where its class is. Each is made without arguments, in a process of its own."""
+"""The path of each saver's class, by the saver's name in the report. Each saver is made without arguments, in a
+separate process."""
 
 
 class Saver(Protocol):
-    """One way to save a state. Everything is called in one process; `wait` alone may come from another thread.
+    """One method to save a state. All calls come in one process. Only `wait` may be called from another thread.
 
-    The harness never asks for a save before the last one is durable. A saver may hold on to `state`: its tensors
-    stay the same objects for the saver's whole life, and only their contents change.
+    The harness never requests a save before the last save is durable. A saver may keep `state`: the tensors stay the
+    same objects for the saver's whole life, and only their contents change.
     """
 
     is_background: ClassVar[bool]
@@ -39,43 +40,46 @@ class Saver(Protocol):
     verifies: ClassVar[bool]
     """Whether `load` would notice a flipped bit."""
     note: ClassVar[str]
-    """What a reader of the figures has to know: what is not synced, which options were taken. May be empty."""
+    """Notes for readers of the figures, for example which files are not synced, or which options were used. The text
+    may be empty."""
 
     def prepare(self, state: State, folder: Path) -> None:
-        """Everything done once before training: allocate, start helpers. Not timed; its memory counts."""
+        """Prepare for training: allocate memory, and start helpers. The time of this call is not measured, but its
+        memory is."""
         ...
 
     def save(self, state: State, step: int) -> None:
-        """Save `state` as it is now; blocks for the stall only. The state may change as soon as this returns."""
+        """Save the current `state`. The call blocks only for the stall. The state may change as soon as the call
+        returns."""
         ...
 
     def wait(self) -> None:
-        """Block until the last save would survive a power cut, or raise what went wrong with it.
-
-        Called once after every save. While steps are measured it is called from another thread than `save`,
-        so it must sleep rather than poll and must not hold the interpreter lock.
+        """Block until the last save would survive a power cut, or raise the error of the save. The harness calls this
+        method once after every save. During the measurement of steps, the call comes from another thread than `save`,
+        so the method must sleep, must not poll, and must not hold the interpreter lock.
         """
         ...
 
     def load(self, step: int) -> dict[str, torch.Tensor]:
-        """The tensors of a durable step, verified as far as this saver does; all of `save`'s names, in new memory."""
+        """Load the tensors of a durable step, verified as far as this saver verifies. The result has all names of
+        `save`, in new memory."""
         ...
 
     def files(self, step: int) -> list[Path]:
-        """The files that `load` reads: they are dropped from the page cache before a cold load."""
+        """The files that `load` reads. The harness drops these files from the page cache before a cold load."""
         ...
 
     def drop(self, step: int) -> None:
-        """Delete a step that was saved; not timed."""
+        """Delete a saved step. The time is not measured."""
         ...
 
     def close(self) -> None:
-        """End helpers and free memory. Called once; also after a failed `save` or `wait`."""
+        """End helpers and free memory. The harness calls this method once, also after a failed `save` or `wait`."""
         ...
 
 
 class FolderSaver:
-    """The part that savers share which give each step a folder of its own."""
+    """The common part of savers that give each step a separate folder."""
 
     is_background: ClassVar[bool] = False
     verifies: ClassVar[bool] = False
@@ -95,7 +99,7 @@ class FolderSaver:
         shutil.rmtree(self.step_folder(step), ignore_errors=True)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing, because there is nothing to end."""
 
     def step_folder(self, step: int) -> Path:
         return self.folder / f"step-{step}"
@@ -105,21 +109,21 @@ def make_saver(name: str) -> Saver:
     """The saver of this name in `SAVERS`.
 
     Raises:
-        ImportError: its module, or one it needs, is not there.
+        ImportError: the saver's module, or a module that it needs, is not installed.
     """
     module, _, cls = SAVERS[name].partition(":")
     return cast("Saver", getattr(importlib.import_module(module), cls)())
 
 
 def make_state(*, size_bytes: int, tensors: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """A made-up model: `tensors` float32 tensors of equal size, each with memory of its own, all pages touched."""
+    """A synthetic model: `tensors` float32 tensors of equal size, each in separate memory, with all pages touched."""
     generator = torch.Generator().manual_seed(seed)
     elements = exact_bytes(size_bytes=size_bytes, tensors=tensors) // (4 * tensors)
     return {f"layers.{number}.weight": torch.rand(elements, generator=generator) for number in range(tensors)}
 
 
 def exact_bytes(*, size_bytes: int, tensors: int) -> int:
-    """The bytes that such a state has: what was asked for, rounded down to what its tensors share evenly."""
+    """Number of bytes of a synthetic state: the requested size, rounded down so that all tensors have equal size."""
     return 4 * tensors * max(2, size_bytes // (4 * tensors))
 
 

@@ -26,7 +26,7 @@ class SaverFacts:
 
 @dataclass(frozen=True)
 class SaveTimes:
-    """One save, from the call on."""
+    """The times of one save, measured from the call."""
 
     stall_seconds: float
     durable_seconds: float
@@ -42,7 +42,7 @@ class Saved:
 
 
 class WrongBytesError(Exception):
-    """What was loaded is not what was saved."""
+    """The loaded bytes differ from the saved bytes."""
 
     def __init__(self, *, step: int, names: list[str]) -> None:
         self.step, self.names = step, names
@@ -71,7 +71,7 @@ class SaverBench:
         return self.save()
 
     def save(self) -> SaveTimes:
-        """Save once and delete it again."""
+        """Save once, and delete the save."""
         self._step += 1
         gc.collect()
         started = time.perf_counter()
@@ -83,7 +83,8 @@ class SaverBench:
         return SaveTimes(stall_seconds=stalled - started, durable_seconds=durable - started)
 
     def save_marked(self) -> Saved:
-        """Save a state that no other step has, and change the live one as soon as `save` returns, as training would."""
+        """Save a state that no other step has, and change the live state as soon as `save` returns, as training
+        would."""
         self._step += 1
         gc.collect()
         self._fill_ends(self._step)
@@ -97,7 +98,7 @@ class SaverBench:
         """Seconds to load a step with known values and to touch every page of it.
 
         Raises:
-            WrongBytesError: it is not the state that was saved.
+            WrongBytesError: the loaded state differs from the saved state.
         """
         gc.collect()
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Two training steps that a background save slows in different ways, and by how much it does."""
+"""Two types of training step, which a background save slows in different ways, and the measurement of this slowdown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WIDTH = 1024
 
 
 class StepKind(StrEnum):
-    """What a training step spends its time with."""
+    """The type of work in a training step."""
 
     MATMUL = "matmul"
     """Long kernels on all cores: competes with a save for cores and memory bandwidth."""
@@ -34,7 +34,7 @@ class StepKind(StrEnum):
 
 @dataclass(frozen=True)
 class StepSizes:
-    """What makes both steps last about 20 ms on this machine; the same for all that are compared."""
+    """Sizes with which both steps take about 20 ms on this machine. All savers are compared with the same sizes."""
 
     matmul_batch: int
     dispatch_layers: int
@@ -76,7 +76,7 @@ class TrainingStep:
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-6, foreach=False)
 
     def run(self) -> float:
-        """Make one step; the seconds it took."""
+        """Make one step, and return its duration in seconds."""
         started = time.perf_counter()
         self._optimizer.zero_grad(set_to_none=False)
         self._model(self._batch).square().mean().backward()
@@ -85,7 +85,7 @@ class TrainingStep:
 
 
 def calibrate() -> StepSizes:
-    """Sizes whose steps last about 20 ms here and now."""
+    """Find sizes whose steps take about 20 ms on this machine."""
     few = StepSizes(matmul_batch=64, dispatch_layers=32)
     many = StepSizes(matmul_batch=256, dispatch_layers=128)
     return StepSizes(
@@ -95,10 +95,10 @@ def calibrate() -> StepSizes:
 
 
 def slowdown(kind: StepKind, sizes: StepSizes, *, start: Callable[[], None], wait: Callable[[], None]) -> Slowdown:
-    """Compare steps during a background job with idle ones before and after.
+    """Compare steps during a background job with idle steps before and after the job.
 
-    `start` begins a job and blocks for the stall, which is not part of any step; `wait` blocks until the job is
-    done and is called from another thread. A step counts if a job ran for more than half of its time.
+    `start` begins a job and blocks for the stall, which is not part of any step; `wait` blocks until the job is done
+    and is called from another thread. A step is used if a job ran for more than half of the step's time.
 
     Raises:
         TooFewStepsError: the jobs ended too soon for a valid figure.

@@ -13,7 +13,7 @@ from benchmarks.checkpoint.uploads import Bucket, Uploader, boto3_client, make_u
 
 
 class IncompleteUploadError(Exception):
-    """The store holds fewer bytes than were to be uploaded."""
+    """The store has fewer bytes than the upload."""
 
     def __init__(self, *, key: str, expected_bytes: int, found_bytes: int) -> None:
         self.key, self.expected_bytes, self.found_bytes = key, expected_bytes, found_bytes
@@ -43,10 +43,10 @@ class UploaderBench:
         self.upload()
 
     def upload(self) -> float:
-        """Seconds to upload once; the object is then checked and deleted.
+        """Seconds of one upload. The object is then checked and deleted.
 
         Raises:
-            IncompleteUploadError: the store does not have it all.
+            IncompleteUploadError: the store does not have the whole object.
         """
         gc.collect()
         key = self._next_key()

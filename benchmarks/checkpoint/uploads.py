@@ -1,4 +1,4 @@
-"""Ways to bring a state to S3, and the bucket they bring it to."""
+"""Methods to upload a state to S3, and the bucket for these uploads."""
 
 from __future__ import annotations
 
@@ -29,36 +29,38 @@ UPLOADERS = {
     "obstore_signed": "benchmarks.checkpoint.uploads:ObstoreSigned",
     "obstore_unsigned": "benchmarks.checkpoint.uploads:ObstoreUnsigned",
 }
-"""Name in the report -> where its class is. Each is made without arguments, in a process of its own."""
+"""The path of each uploader's class, by the uploader's name in the report. Each uploader is made without arguments, in
+a separate process."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Where uploads go."""
+    """The destination of uploads."""
 
     endpoint_url: str | None
-    """None is AWS itself."""
+    """URL of the S3 endpoint; None: AWS itself."""
     name: str
     is_null: bool
-    """Whether it is this project's null server, which takes any credentials and keeps nothing."""
+    """Whether the destination is segue's null server, which accepts any credentials and keeps nothing."""
 
 
 class Uploader(Protocol):
-    """One way to upload a state's bytes. `wait` alone may come from another thread than the rest."""
+    """One method to upload a state's bytes. Only `wait` may be called from another thread."""
 
     note: ClassVar[str]
-    """What a reader of the figures has to know; may be empty."""
+    """Notes for readers of the figures. The text may be empty."""
 
     def prepare(self, state: State, bucket: Bucket) -> None:
-        """Everything done once: connect, lay the bytes out. Not timed. Credentials are where boto3 looks for them."""
+        """Prepare once: connect, and lay out the bytes. The time is not measured. boto3 can find the credentials."""
         ...
 
     def start(self, key: str) -> None:
-        """Begin to upload the state as the object(s) at `key` or below `key/`; blocks for the stall only."""
+        """Begin to upload the state as the object(s) at `key` or below `key/`. The call blocks only for the stall."""
         ...
 
     def wait(self) -> None:
-        """Block until the store has acknowledged the last upload; sleeps, and does not hold the interpreter lock."""
+        """Block until the store has acknowledged the last upload. The call sleeps, and does not hold the interpreter
+        lock."""
         ...
 
     def close(self) -> None:
@@ -67,7 +69,7 @@ class Uploader(Protocol):
 
 
 class ThreadUploader:
-    """The part that peers share: the bytes laid out as one block, and one thread that uploads them."""
+    """The common part of the peers: the bytes as one block, and one thread that uploads the block."""
 
     note: ClassVar[str] = ""
 
@@ -98,7 +100,7 @@ class ThreadUploader:
 
 
 class Boto3Default(ThreadUploader):
-    """`upload_fileobj` as it comes: 8 MB parts, ten threads."""
+    """`upload_fileobj` with its defaults: 8 MB parts, ten threads."""
 
     note = "8 MB parts, 10 threads."
     _options: ClassVar[dict[str, int]] = {}
@@ -114,7 +116,7 @@ class Boto3Default(ThreadUploader):
 
 
 class Boto3Parts(Boto3Default):
-    """boto3 with the parts and threads that suit large files."""
+    """boto3 with part size and threads for large files."""
 
     note = "64 MB parts, 4 threads."
     _options: ClassVar[dict[str, int]] = {
@@ -140,7 +142,7 @@ class ObstoreSigned(ThreadUploader):
 
 
 class ObstoreUnsigned(ObstoreSigned):
-    """obstore that signs the request but not the payload: for HTTPS and loopback only."""
+    """obstore with a signature of the request but not of the payload, which is safe only over HTTPS or loopback."""
 
     note = "5 MB parts, 12 at a time; the request is signed, the payload is not."
     _is_payload_signed = False
@@ -150,14 +152,14 @@ def make_uploader(name: str) -> Uploader:
     """The uploader of this name in `UPLOADERS`.
 
     Raises:
-        ImportError: its module, or one it needs, is not there.
+        ImportError: the uploader's module, or a module that it needs, is not installed.
     """
     module, _, cls = UPLOADERS[name].partition(":")
     return cast("Uploader", getattr(importlib.import_module(module), cls)())
 
 
 def use_keys_of(bucket: Bucket) -> None:
-    """For the null server, put made-up credentials where every client of this process looks for them."""
+    """For the null server, set made-up credentials that every client of this process finds."""
     if bucket.is_null:
         os.environ.pop("AWS_PROFILE", None)
         os.environ.pop("AWS_SESSION_TOKEN", None)
@@ -194,7 +196,7 @@ def obstore_store(bucket: Bucket, *, is_payload_signed: bool) -> Any:
 
 @contextmanager
 def made_bucket(*, endpoint_url: str | None, is_null: bool) -> Iterator[Bucket]:
-    """A bucket made for this run; it, what is in it and uploads that never ended are deleted at the end."""
+    """A bucket for this run. At the end, the bucket, its objects and its incomplete uploads are deleted."""
     bucket = Bucket(endpoint_url=endpoint_url, name=f"segue-bench-{uuid.uuid4().hex[:12]}", is_null=is_null)
     client = boto3_client(bucket)
     client.create_bucket(Bucket=bucket.name)
@@ -207,7 +209,7 @@ def made_bucket(*, endpoint_url: str | None, is_null: bool) -> Iterator[Bucket]:
 
 
 def empty(bucket: Bucket, client: Any) -> None:
-    """Delete all objects and all uploads that never ended."""
+    """Delete all objects and all incomplete uploads."""
     for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket.name):
         for upload in page.get("Uploads", ()):
             client.abort_multipart_upload(Bucket=bucket.name, Key=upload["Key"], UploadId=upload["UploadId"])

@@ -1,6 +1,5 @@
-"""A measured object in a separate process: its memory, threads and failures then affect no other one.
-
-The one that steers calls methods of an object in the worker: `worker.run(SaverBench.save, step)`.
+"""A measured object in a separate process, so that its memory, threads and failures affect no other object. The main
+process calls methods of the object in the worker: `worker.run(SaverBench.save, step)`.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ _START = "import sys; from benchmarks.checkpoint.worker import serve; serve(int(
 
 
 class Bench(Protocol):
-    """What lives in a worker."""
+    """The interface of an object in a worker."""
 
     def close(self) -> None:
-        """End and free everything."""
+        """End all helpers, and free all memory."""
         ...
 
 
@@ -41,7 +40,7 @@ T = TypeVar("T")
 
 
 class WorkerError(Exception):
-    """A call in a worker raised, did not answer in time, or took the worker with it."""
+    """A call in a worker raised an error, did not return in time, or ended the worker."""
 
     def __init__(self, *, why: str) -> None:
         self.why = why
@@ -62,7 +61,7 @@ class _Answer:
 
 
 class Worker(Generic[B]):
-    """A handle on a process in which `make(...)` lives. After a failed call only `close` may be called."""
+    """A handle on a process that holds the object from `make(...)`. After a failed call, only `close` may be called."""
 
     def __init__(self, log: Path, *, limit_seconds: float = 300.0) -> None:
         self._log, self._limit_seconds = log, limit_seconds
@@ -80,7 +79,7 @@ class Worker(Generic[B]):
             )
         self._connection = Connection(ours.detach())
         self.is_sound = True
-        """Whether it still answers calls."""
+        """Whether the worker still answers calls."""
 
     @property
     def pid(self) -> int:
@@ -88,7 +87,8 @@ class Worker(Generic[B]):
 
     @classmethod
     def start(cls, make: Callable[P, B], log: Path, *args: P.args, **kwargs: P.kwargs) -> Worker[B]:
-        """Start a process that begins to make the object. Returns at once, so that several can start together."""
+        """Start a process that begins to make the object. The call returns at once, so that several processes can start
+        together."""
         worker = cls(log)
         worker._send(make, args, kwargs)
         return worker
@@ -97,7 +97,7 @@ class Worker(Generic[B]):
         """Wait until the object is made.
 
         Raises:
-            WorkerError: it could not be made.
+            WorkerError: the object could not be made.
         """
         self._receive()
 
@@ -105,14 +105,14 @@ class Worker(Generic[B]):
         """Call a method of the object, by its name in the class, and wait for what it returns.
 
         Raises:
-            WorkerError: with the last that is known about it.
+            WorkerError: the call failed. The error has the last known state of the worker.
         """
         self._send(task, args, kwargs)
         answer: T = self._receive()
         return answer
 
     def close(self) -> None:
-        """Close the object and end the process and all that it started."""
+        """Close the object, and end the process and all processes that it started."""
         members = family(self.pid)
         with suppress(OSError):
             if self.is_sound:
@@ -156,7 +156,7 @@ class Worker(Generic[B]):
 
 
 def serve(descriptor: int) -> None:
-    """What the process does: answer calls until the connection ends, with it or with the one that steers."""
+    """The worker process: answer calls until the connection to the main process ends."""
     connection = Connection(descriptor)
     bench: Bench | None = None
     with suppress(EOFError, OSError):
@@ -187,7 +187,7 @@ def _last_line(log: Path) -> str:
 
 
 def _end(pids: Iterable[int]) -> None:
-    """Make sure that processes of a worker are gone: some savers leave helpers behind that wait for ever."""
+    """End all remaining processes of a worker, because some savers leave helpers that wait for ever."""
     left = set(pids)
     give_up_at = time.monotonic() + _GRACE_SECONDS
     while left and time.monotonic() < give_up_at:

@@ -1,4 +1,4 @@
-"""Workers that are measured side by side: in a new order each round, and each free to fail alone."""
+"""Workers that are measured together, in a new order in each round. If one worker fails, the others continue."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ MACHINE = "machine"
 
 @dataclass(frozen=True)
 class Scene:
-    """What all rounds of one run share."""
+    """The objects that all rounds of one run share."""
 
     folder: Path
-    """A folder of this run's own, on the file system that is measured; deleted afterwards."""
+    """A folder only for this run, on the measured file system. The folder is deleted afterwards."""
     limits: Worker[LimitBench]
-    """One process measures the machine's limits for all."""
+    """The one worker that measures the machine's limits."""
     threads: int
-    """That torch has in the savers' processes, for copies and for training steps."""
+    """Number of torch's threads in the savers' processes, for copies and for training steps."""
     shuffle: random.Random
     say: Callable[[str], None]
-    """Told what is being measured."""
+    """A function that gets the name of the current measurement."""
     samples: Mapping[str, Samples]
-    """For every saver and uploader by its name, and the limits under `MACHINE`."""
+    """Samples of every saver and uploader, by name. The samples of the limits have the name `MACHINE`."""
 
     @property
     def machine(self) -> Samples:
@@ -39,7 +39,7 @@ class Scene:
 
 
 class RankGroup(Generic[B]):
-    """The workers of one kind. All are ended with the `with` block."""
+    """The workers of one type. At the end of the `with` block, all workers are ended."""
 
     def __init__(self, scene: Scene, *, name: str, keys: tuple[str, ...]) -> None:
         """`keys` are the figures that this group can give."""
@@ -54,15 +54,16 @@ class RankGroup(Generic[B]):
             worker.close()
 
     def start(self, name: str) -> Worker[B]:
-        """Start the process of one of the group; returns at once."""
+        """Start the process of one worker. The call returns at once."""
         raise NotImplementedError
 
     def prepare(self, name: str, worker: Worker[B]) -> None:
-        """Make a worker that has started ready to be measured."""
+        """Prepare a started worker for its measurement."""
         raise NotImplementedError
 
     def enlist(self, names: list[str]) -> None:
-        """Start workers, all at once, and prepare them, one by one. One that cannot is left out, with the reason."""
+        """Start all workers at once, and prepare them one by one. A worker that fails is left out, and the reason is
+        recorded."""
         for name in names:
             self._workers[name] = self.start(name)
         # All are up before the first one is prepared: nothing else may run while something is measured.
@@ -76,7 +77,7 @@ class RankGroup(Generic[B]):
                     self.prepare(name, self._workers[name])
 
     def each(self, *keys: str) -> Iterator[tuple[str, Worker[B]]]:
-        """In a new order, all that have not failed at one of these figures before."""
+        """Return, in a new order, all workers that have not failed at one of these figures before."""
         names = sorted(self._workers)
         for name in self.scene.shuffle.sample(names, len(names)):
             if not self.scene.samples[name].failures.keys() & set(keys):
@@ -85,7 +86,8 @@ class RankGroup(Generic[B]):
 
     @contextmanager
     def may_fail(self, name: str, *keys: str) -> Iterator[None]:
-        """A failure in the block costs these figures; with the process gone it costs all of this group's."""
+        """If the block fails, the worker has none of these figures. If its process is gone, the worker has no figure of
+        this group."""
         try:
             yield
         except WorkerError as error:
@@ -97,9 +99,9 @@ class RankGroup(Generic[B]):
                 self._workers.pop(name).close()
 
     def folder_of(self, name: str) -> Path:
-        """Where one of the group keeps its files."""
+        """The folder for the files of one worker."""
         return self.scene.folder / self.name.replace(" ", "-") / name
 
     def log_of(self, name: str) -> Path:
-        """The log of one member of the group."""
+        """The log of one worker."""
         return self.scene.folder / f"{self.name.replace(' ', '-')}-{name}.log"

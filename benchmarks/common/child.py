@@ -1,4 +1,5 @@
-"""The environment of processes that a benchmark starts: they import `benchmarks` from this checkout in any folder."""
+"""The environment of processes that a benchmark starts. In any folder, these processes import `benchmarks` from this
+checkout."""
 
 from __future__ import annotations
 

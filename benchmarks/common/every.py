@@ -43,8 +43,8 @@ def every(
 ) -> None:
     """Run the benchmarks one after the other, and write one table of their figures, with date, machine and versions.
 
-    `deadline` needs traces and `chaos` a person's schedule, so they are not part of it. Exit code 0: every benchmark
-    ended with exit code 0.
+    `deadline` and `chaos` are not included, because they need traces and a person's schedule. Exit code 0: every
+    benchmark ended with exit code 0.
     """
     leave_as_on_ctrl_c()
     asked = _QUICK if quick else _WHOLE
@@ -102,7 +102,7 @@ def as_markdown(report: Mapping[str, Any]) -> str:
 
 
 def _leaves(figures: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Each number and text in these figures, with the names that lead to it."""
+    """Each number and text in these figures, with the path of its names."""
     if isinstance(figures, Mapping):
         for name, each in figures.items():
             yield from _leaves(each, f"{path}, {name}" if path else str(name))

@@ -1,4 +1,4 @@
-"""Files under measurement: made durable, dropped from the page cache, and proof that they were."""
+"""Functions that make measured files durable, drop the files from the page cache, and check the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 COLD_SHARE = 0.01
-"""A file counts as cold when less of it than this is in the page cache."""
+"""If a smaller share of a file than this is in the page cache, the file counts as cold."""
 
 
 def sync_tree(folder: Path) -> None:
@@ -27,9 +27,8 @@ def sync_tree(folder: Path) -> None:
 
 
 def make_cold(files: Iterable[Path], *, tries: int = 10) -> bool:
-    """Drop files from the page cache; whether they are out of it now.
-
-    Some file systems keep all they have in memory, and pages that a process has mapped stay.
+    """Drop files from the page cache, and return whether the files are no longer in the page cache. Some file systems
+    keep all files in memory, and pages that a process has mapped stay.
     """
     paths = list(files)
     for _ in range(tries):
@@ -42,7 +41,7 @@ def make_cold(files: Iterable[Path], *, tries: int = 10) -> bool:
 
 
 def resident_share(files: Iterable[Path]) -> float:
-    """How much of these files is in the page cache, from 0 to 1."""
+    """Share of these files that is in the page cache, from 0 to 1."""
     resident, pages = 0, 0
     for path in files:
         found = _resident_pages(path)
@@ -51,7 +50,7 @@ def resident_share(files: Iterable[Path]) -> float:
 
 
 def file_system(folder: Path) -> str:
-    """The type of the file system a folder is on, e.g. ext4."""
+    """Type of a folder's file system, for example ext4."""
     device = folder.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

@@ -1,4 +1,5 @@
-"""Memory and processor time of a process and all it started, read from outside so that nothing in it is slowed."""
+"""Memory and processor time of a process and its descendants, read from another process, so that the process is not
+slowed."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ class _Stat(NamedTuple):
     parent_pid: int
     session_id: int
     cpu_ticks: int
-    """Of the process and of those it started that have ended."""
+    """Processor time of the process and of its ended descendants."""
 
 
 def family(pid: int) -> list[int]:
-    """A session leader's pid, its session's and those of all that descend from these, wherever they went."""
+    """Process ids of a session leader, of its session, and of all descendants, including descendants in other
+    sessions."""
     found = list(_processes())
     members = {pid} | {process.pid for process in found if process.session_id == pid}
     while added := {p.pid for p in found if p.parent_pid in members and p.pid not in members}:
@@ -33,22 +35,21 @@ def family(pid: int) -> list[int]:
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
-    """Memory of these processes together; a page that several share is counted once among them.
-
-    Files of a disk that are mapped do not count: the kernel can drop them, and the share of a library that falls
-    to one process changes with every other one. Files of /dev/shm count while they are mapped.
+    """Total memory of these processes. A page that several of them share is counted once. Mapped files of a disk do not
+    count, because the kernel can drop them, and because the shared part of a library depends on other processes. Mapped
+    files of /dev/shm count.
     """
     return sum(_pss_bytes(pid) for pid in pids)
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process and all it started have used so far, in steps of a clock tick (10 ms)."""
+    """Processor time of a process and its descendants so far, in steps of a clock tick (10 ms)."""
     members = set(family(pid))
     return sum(process.cpu_ticks for process in _processes() if process.pid in members) / _TICKS_PER_SECOND
 
 
 class PeakMemory:
-    """The most memory that a session leader and all it started have at any one time in a `with` block."""
+    """Peak memory of a session leader and its descendants in a `with` block."""
 
     def __init__(self, pid: int, *, interval_seconds: float = 0.01) -> None:
         self._pid, self._interval_seconds = pid, interval_seconds

@@ -1,4 +1,4 @@
-"""What was measured, round by round, and what becomes of it in the report."""
+"""The samples of each round, and their figures in the report."""
 
 from __future__ import annotations
 
@@ -34,32 +34,34 @@ UPLOADER_KEYS = (
 )
 OVERLAP_KEYS = ("stall_overlapped_x_memcpy", "step_overlapped_x_memcpy")
 KEYS = (*SAVER_KEYS, *OVERLAP_KEYS, *MANY_TENSORS_KEYS, *UPLOADER_KEYS)
-"""Every key of a report on one saver or uploader. Those with `_x_` are divided by the limit measured with them."""
+"""Every key of a report on one saver or uploader. Figures with `_x_` are divided by the limit that was measured with
+them."""
 
 LIMIT_KEYS = ("memcpy_gb_per_s", "write_mb_per_s", "cold_read_mb_per_s", "loopback_mb_per_s")
 
 
 @dataclass
 class Samples:
-    """Samples of one saver, uploader or limit. A key that failed once has no figure, whatever came before."""
+    """Samples of one saver, uploader or limit. A key that failed once has no figure, even if earlier samples
+    succeeded."""
 
     values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     failures: dict[str, str] = field(default_factory=dict)
-    """Key -> why there is no figure."""
+    """The reason why there is no figure, by key."""
     facts: dict[str, object] = field(default_factory=dict)
 
     def add(self, **values: float) -> None:
-        """One more sample of each of these keys."""
+        """Add one sample for each of these keys."""
         for key, value in values.items():
             self.values[key].append(value)
 
     def fail(self, keys: tuple[str, ...], why: str) -> None:
-        """These keys have no figure; the first reason stays."""
+        """Record that these keys have no figure. If a key already has a reason, the first reason stays."""
         for key in keys:
             self.failures.setdefault(key, why)
 
     def median(self, key: str) -> float | None:
-        """The median over rounds, None when it was not or could not be measured."""
+        """The median over rounds; None if the key was not measured."""
         if key in self.failures or not self.values.get(key):
             return None
         return rounded(statistics.median(self.values[key]))
@@ -80,7 +82,7 @@ class Samples:
         return {key: self.median(key) for key in keys} | self.facts | {"quartiles": quartiles}
 
     def reasons(self) -> dict[str, list[str]]:
-        """Why -> the keys that have no figure for it."""
+        """The keys without a figure, by the reason."""
         found: dict[str, list[str]] = defaultdict(list)
         for key, why in self.failures.items():
             found[why].append(key)
@@ -88,5 +90,5 @@ class Samples:
 
 
 def rounded(value: float) -> float:
-    """Four significant digits: more would be noise."""
+    """Round to four significant digits, because further digits would be noise."""
     return float(f"{value:.4g}")

@@ -1,4 +1,4 @@
-"""The report of a benchmark for people."""
+"""The report of a benchmark as tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _UPLOADER_COLUMNS = {
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:
-    """Print what was measured: savers, uploads, the machine, and what has no figure and why."""
+    """Print the figures of the savers, the uploads and the machine, and the reasons for missing figures."""
     rows = {OURS: report} | report["peers"]
     savers = [name for name in SAVERS if name in rows]
     console.print(_table(rows, savers, _SAVE_COLUMNS))

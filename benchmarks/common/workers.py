@@ -13,7 +13,8 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @contextmanager
 def workers(count: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of so many new processes with one thread each for linear algebra: together they use the cores once."""
+    """A pool of this number of new processes, each with one thread for linear algebra, so that all cores are used
+    once."""
     before = {name: os.environ.get(name) for name in _THREADS}
     # A process takes over the environment when it starts, which is at the first tasks.
     os.environ.update(dict.fromkeys(_THREADS, "1"))

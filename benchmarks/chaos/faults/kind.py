@@ -9,7 +9,7 @@ from benchmarks.chaos.schedule import Fault
 from benchmarks.chaos.world import World
 
 Undo = Callable[[], None]
-"""Ends a fault; may be called once."""
+"""A function that ends a fault, and that is called only once."""
 
 MOMENT = (0.0, 0.0)
 """Duration of a fault that takes effect at once and does not last."""
