@@ -1,4 +1,4 @@
-"""What must hold after every kill, checked by a reader who has nothing but the store and what was acknowledged."""
+"""The checks after every kill, made by a reader that has only the store and the list of acknowledged records."""
 
 from __future__ import annotations
 
@@ -23,31 +23,33 @@ _SHARD = re.compile(r"[^/]+/(attempts/[^/]+/step-[0-9]+/[^/]+)")
 
 
 class Checker:
-    """Looks at one run again and again, and remembers what it saw before."""
+    """Reads one run repeatedly, and remembers the earlier records."""
 
     def __init__(self, open_log: Callable[[], RunLog], notes: Path) -> None:
-        """`open_log` gives a log that has read nothing yet; `notes` is the file that the run's trainers write to."""
+        """`open_log` returns a log that has read no record yet. `notes` is the file to which the run's trainers
+        write."""
         self._open_log, self._notes = open_log, notes
         self.damaged: set[int] = set()
-        """Slots of checkpoints whose bytes were damaged on purpose: these alone may be set aside."""
+        """Slots of checkpoints whose bytes were damaged on purpose. Only these checkpoints may be quarantined."""
         self.lost: set[int] = set()
-        """Slots of commits that were visible or acknowledged, and are gone."""
+        """Slots of commits that were visible or acknowledged, and are now missing."""
         self.torn: set[int] = set()
-        """Slots of checkpoints that the log offers and that do not read back whole."""
+        """Slots of checkpoints in the log that cannot be read completely."""
         self.records_lost: set[int] = set()
-        """Slots of other acknowledged records that are gone."""
+        """Slots of other acknowledged records that are now missing."""
         self.problems: dict[str, None] = {}
-        """Whatever else must not be, in the order of its discovery."""
+        """All other problems, in the order of their discovery."""
         self._seen: dict[int, AnyEntry] = {}
         self._log: RunLog | None = None
-        """As the newest look has read it."""
+        """The history as of the newest check."""
 
     @property
     def is_sound(self) -> bool:
         return not (self.lost or self.torn or self.records_lost or self.problems)
 
     def look(self, *, thoroughly: bool = False) -> History:
-        """Check everything; the newest checkpoint is read whole, `thoroughly` all of them are."""
+        """Check everything. The newest checkpoint is read completely. If `thoroughly` is True, all checkpoints are read
+        completely."""
         log = self._log = self._open_log().reload()
         history = read_history(log)
         entries: dict[int, AnyEntry] = {slot.number: slot.entry for slot in log.slots}
@@ -60,20 +62,20 @@ class Checker:
         return history
 
     def check_the_end(self) -> None:
-        """After the last look: whatever was damaged has been set aside or pruned."""
+        """After the last check, check that every damaged checkpoint was quarantined or pruned."""
         for checkpoint in read_history(self._read_log()).usable:
             if checkpoint.ref.slot in self.damaged:
                 self._complain(f"the damaged checkpoint of step {checkpoint.ref.step} is still offered")
 
     def final_state(self) -> dict[str, str]:
-        """Digests of all state of the newest checkpoint, computed from its bytes; empty when there is none."""
+        """Digests of all state of the newest checkpoint, computed from its bytes; empty if there is no checkpoint."""
         log = self._read_log()
         newest = read_history(log).newest
         found = digest(_read(log, newest)).components if newest else {}
         return {name: digest for name, digest in found.items() if name not in NOT_STATE}
 
     def orphans(self, store: Store) -> dict[str, int]:
-        """Shards in a store of the run that no record names: their names in the run's folder, and sizes in bytes."""
+        """Names and sizes in bytes of the shards in the run's folder that no record names."""
         log = self._read_log()
         used = names_in_use(read_history(log))
         listed = store.list_objects(keys.attempts_prefix(log.run_id))

@@ -25,10 +25,10 @@ def crash(
     endpoint_url: Annotated[str | None, typer.Option(help="S3 to use; without, moto's server here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Kill trainers and their writers at named operations and at random, check the store each time, and go on.
+    """Kill trainers and their writers at named operations and at random, check the store after each kill, and continue.
 
-    Exit code 0: no commit was lost, nothing torn was ever visible, and every run ended with the very weights of one
-    that was not interrupted. 1: at least one check failed.
+    Exit code 0: no commit was lost, no incomplete checkpoint was ever visible, and every run ended with the weights of
+    an uninterrupted run. 1: at least one check failed.
     """
     # Torch takes seconds to import: what can be refused without it has been refused by now.
     from benchmarks.crash.places import LOCAL
@@ -50,7 +50,7 @@ def crash(
 
 
 def show(report: Mapping[str, Any], to: Console) -> None:
-    """Print how often what was killed, and what came of it."""
+    """Print the number of kills of each type, and the results of the runs."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("killed at", no_wrap=True)
     table.add_column("kills", justify="right")

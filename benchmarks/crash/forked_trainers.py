@@ -19,25 +19,25 @@ from benchmarks.common.child import child_environment
 
 _START = "from benchmarks.crash.forked_trainers import serve; serve()"
 _COSTLY = ("torch._dynamo", "segue.stores.s3")
-"""Imported once, before the first fork: a trainer would import them later, which takes seconds."""
+"""Modules that are imported once, before the first fork, because an import in each trainer would take seconds."""
 _POLL_SECONDS = 0.002
 _START_SECONDS = 120.0
 _GRACE_SECONDS = 10.0
 
 
 class ForkServerError(Exception):
-    """The process that trainers are forked from is gone."""
+    """The fork server, from which trainers are forked, has ended."""
 
 
 class Child:
-    """One trainer and the processes that it started, in a session of their own."""
+    """One trainer and the processes that it started, in a separate session."""
 
     def __init__(self, pid: int, answers: IO[bytes]) -> None:
         self.pid, self._answers = pid, answers
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code (negative: the signal that killed it), None while it runs.
+        """The exit code (negative: the signal that killed the trainer); None while the trainer runs.
 
         Raises:
             ForkServerError: the fork server has ended, so the exit code is lost.
@@ -47,30 +47,31 @@ class Child:
         return self._code
 
     def writers(self) -> list[int]:
-        """Pids of the writer processes in its session."""
+        """Process ids of the writer processes in the trainer's session."""
         return [pid for pid in members_of(self.pid) if pid != self.pid and _is_writer(pid)]
 
     def kill(self) -> None:
-        """SIGKILL to the trainer alone."""
+        """Send SIGKILL only to the trainer."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, limit_seconds: float) -> int | None:
-        """Block until the trainer has ended; None when time ran out first."""
+        """Block until the trainer has ended. Return None if the time ran out first."""
         give_up_at = time.monotonic() + limit_seconds
         while (code := self.poll()) is None and time.monotonic() < give_up_at:
             time.sleep(_POLL_SECONDS)
         return code
 
     def left_behind(self, limit_seconds: float) -> list[int]:
-        """What the trainer started and what is alive so many seconds after its end; returns as soon as all is gone."""
+        """Processes of the trainer that are alive this many seconds after its end. The call returns as soon as all have
+        ended."""
         give_up_at = time.monotonic() + limit_seconds
         while (left := members_of(self.pid)) and time.monotonic() < give_up_at:
             time.sleep(_POLL_SECONDS)
         return left
 
     def end(self) -> None:
-        """SIGKILL to all there is of it."""
+        """Send SIGKILL to the trainer and all its processes."""
         while left := members_of(self.pid):
             for pid in left:
                 with suppress(ProcessLookupError):
@@ -80,7 +81,8 @@ class Child:
 
 
 class ForkServer:
-    """A handle on the process that trainers are forked from, one at a time. Nothing of it outlives the `with` block."""
+    """A handle on the process from which trainers are forked, one at a time. At the end of the `with` block, all its
+    processes have ended."""
 
     def __init__(self, log: Path) -> None:
         """The output of each trainer overwrites the file `log`."""
@@ -121,7 +123,7 @@ class ForkServer:
         """Fork a trainer for an order (`benchmarks.crash.trainer`); the one before must have ended.
 
         Raises:
-            ForkServerError: it cannot be done any more.
+            ForkServerError: the fork server has ended.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -144,7 +146,7 @@ class ForkServer:
 
 
 def members_of(session_id: int) -> list[int]:
-    """Pids of the processes of a session that have not ended."""
+    """Process ids of the processes of a session that have not ended."""
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
@@ -176,7 +178,8 @@ def serve() -> None:
 
 
 def _code_of(pid: int) -> int:
-    """A child's exit code. When the benchmark's main process is gone, the child and this process end."""
+    """Wait for a child, and return its exit code. If the benchmark's main process has ended, the child and this process
+    end."""
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:

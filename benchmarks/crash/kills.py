@@ -17,20 +17,21 @@ from benchmarks.crash.trainer import Note, read_notes
 _POLL_SECONDS = 0.002
 _TRAP_POLL_SECONDS = 0.0005
 _PATIENCE_SECONDS = 60.0
-"""For an attempt to get to work, for a put to be caught, and for a writer to be replaced."""
+"""Longest wait until an attempt trains, until a put is caught, or until a writer is replaced."""
 
 
 class Striker:
-    """Watches one attempt by its notes and its processes, and strikes."""
+    """Watches one attempt by its notes and its processes, and kills its target."""
 
     def __init__(self, child: Child, *, place: Place, run_id: str, notes: Path) -> None:
         self._child, self._place, self._run_id, self._notes = child, place, run_id, notes
         self._old_notes = len(read_notes(notes))
         self.problem: str | None = None
-        """What went wrong after the strike."""
+        """Problems after the kill."""
 
     def strike(self, kill: OutsideKill) -> bool:
-        """Kill; False when the attempt ended before that. A writer's end is followed until it is replaced."""
+        """Kill the target. Return False if the attempt ended before the kill. After the kill of a writer, wait until it
+        is replaced."""
         if kill.at_work and not self._wait_until(self._is_at_work):
             return False
         if kill.victim.is_writer_alone and not self._wait_until(lambda: bool(self._child.writers())):
@@ -70,7 +71,7 @@ class Striker:
         return has_caught
 
     def _see_it_replaced(self, commits: int) -> None:
-        """Wait for the commit that a new writer made possible, then end the attempt as by a notice."""
+        """Wait for a commit by the new writer, and then end the attempt as by a notice."""
         if not self._wait_until(lambda: self._commits() > commits) and self._child.poll() is None:
             self.problem = f"a writer was killed, and its attempt committed nothing for {_PATIENCE_SECONDS:g} s"
         with suppress(ProcessLookupError):
@@ -86,7 +87,7 @@ class Striker:
         return read_notes(self._notes)[self._old_notes :]
 
     def _wait_until(self, is_so: Callable[[], bool], *, poll_seconds: float = _POLL_SECONDS) -> bool:
-        """False when the attempt ended first, or time ran out."""
+        """Return False if the attempt ended first, or if the time ran out."""
         give_up_at = time.monotonic() + _PATIENCE_SECONDS
         while not is_so():
             if self._child.poll() is not None or time.monotonic() > give_up_at:

@@ -1,4 +1,4 @@
-"""What dead machines and bad disks leave in a store, made on purpose: without it some operations would never happen."""
+"""Artificial leftovers of lost machines and bad disks in a store, without which some operations would never happen."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from segue.trainer.claim import claim_run
 from segue.trainer.process.environment import environment_of, prepare_device
 
 _STEP = 1
-"""No checkpoint is ever committed that early."""
+"""A step at which no checkpoint is ever committed, because it is too early."""
 
 
 def claim_and_vanish(log: RunLog, assignment: Assignment) -> None:
-    """An attempt whose machine is gone right after its claim."""
+    """Make an attempt whose machine is lost immediately after its claim."""
     claim_run(log, assignment, environment=environment_of(prepare_device(assignment.spec)))
 
 
 def leave_an_orphan(store: Store, run_id: str, history: History) -> None:
-    """Shards that no record names, by the newest attempt: it died before their commit."""
+    """Write shards that no record names, as if the newest attempt had ended before their commit."""
     attempt_id = history.attempts[-1].claim.attempt_id
     for name in (keys.shard_name(attempt_id, _STEP, 0), keys.state_name(attempt_id, _STEP, 0)):
         store.put(f"{run_id}/{name}", b"of no use")

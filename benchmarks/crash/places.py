@@ -1,4 +1,4 @@
-"""Where runs are killed: a folder, and S3 by moto's server or by an endpoint that is given."""
+"""The stores in which runs are killed: a folder, and S3 on moto's server or at a given endpoint."""
 
 from __future__ import annotations
 
@@ -36,44 +36,46 @@ class Trap(Protocol):
     """Holds a writer process in the middle of a put."""
 
     def has_caught(self) -> bool:
-        """Whether it does now. Has to be asked again and again: some traps look only then."""
+        """Whether the trap holds a writer now. The caller must poll this method, because some traps check only in the
+        call."""
         ...
 
     def release(self, *, is_late: bool) -> None:
-        """Let go, once its trainer was killed; with `is_late` what was on its way may still arrive."""
+        """Release the writer after its trainer was killed. If `is_late` is True, bytes that are on the way may still
+        arrive."""
         ...
 
 
 class Place(Protocol):
-    """One store that can hold many runs."""
+    """One store for many runs."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def kind(self) -> str:
-        """What it is, for people."""
+        """Description of the store for reports."""
         ...
 
     @property
     def pause_seconds(self) -> float:
-        """How long a training step should rest here, so that a commit does not take many steps."""
+        """Pause in each training step, so that a commit in this store does not take many steps."""
         ...
 
     def store(self) -> Store:
-        """The store as the benchmark's main process reads it."""
+        """The store for the benchmark's main process."""
         ...
 
     def spec_for_trainer(self) -> StoreSpec:
-        """The same store as trainers get it; what they do there can be trapped."""
+        """The same store for trainers, whose requests can be trapped."""
         ...
 
     def trap(self, *, run_id: str, attempt_id: str, writer_pid: int) -> Trap:
-        """Lie in wait for a put of a shard of this attempt."""
+        """Set a trap for a put of a shard of this attempt."""
         ...
 
     def unfinished(self, run_id: str) -> list[str]:
-        """What puts that never ended left behind: files under made-up names, or uploads."""
+        """Leftovers of incomplete puts: files with temporary names, or uploads."""
         ...
 
 
@@ -133,7 +135,7 @@ class _FileTrap:
 
 
 class S3Place:
-    """A bucket of its own. Trainers reach it through a wire that can hold their requests."""
+    """A separate bucket, which trainers reach through a proxy that can hold their requests."""
 
     name, pause_seconds = S3, 0.01
 
@@ -162,7 +164,8 @@ class S3Place:
 
 @contextmanager
 def s3_place(endpoint_url: str | None) -> Iterator[S3Place]:
-    """A bucket at this endpoint, or at a moto server of its own; gone with all its objects afterwards."""
+    """A bucket at this endpoint, or on a separate moto server. Afterwards, the bucket and all its objects are
+    deleted."""
     if endpoint_url is None:
         with made_up_keys(), moto_server() as url, new_bucket(url) as bucket, Wire.to(url) as wire:
             yield S3Place(bucket=bucket, endpoint_url=url, wire=wire, kind="moto")
@@ -195,7 +198,7 @@ def serve_moto() -> None:
 
 @contextmanager
 def moto_server() -> Iterator[str]:
-    """The address of moto's server in a process of its own."""
+    """The address of moto's server in a separate process."""
     with subprocess.Popen(
         [sys.executable, "-c", _START_MOTO],
         stdin=subprocess.PIPE,
@@ -214,7 +217,7 @@ def moto_server() -> Iterator[str]:
 
 @contextmanager
 def made_up_keys() -> Iterator[None]:
-    """Made-up credentials in the environment, which trainers inherit, and no way to the real ones."""
+    """Set made-up credentials in the environment that trainers inherit, and hide the real credentials."""
     before = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     for name in before:
         del os.environ[name]
@@ -229,7 +232,7 @@ def made_up_keys() -> Iterator[None]:
 
 @contextmanager
 def new_bucket(endpoint_url: str) -> Iterator[str]:
-    """The name of a new bucket; it is removed with all its objects afterwards."""
+    """The name of a new bucket. Afterwards, the bucket and all its objects are deleted."""
     name = f"segue-crash-{uuid.uuid4().hex[:12]}"
     client = s3_client(endpoint_url)
     client.create_bucket(Bucket=name)

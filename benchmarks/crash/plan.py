@@ -1,4 +1,4 @@
-"""Which kills a crash benchmark makes, and in which runs. Pure: a seed goes in, the kills come out."""
+"""The kills of a crash benchmark, and the runs in which they are made. The kills depend only on a seed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MOST_OF_ONE = 3
 _ONCE = frozenset({Operation.CLAIM_APPEND, Operation.QUARANTINE_APPEND, Operation.VERDICT_APPEND})
 _ONCE |= {Operation.REPORT_APPEND, Operation.SWEEP_DROP, Operation.SWEEP_DELETE}
 _MOST_OF = dict.fromkeys(_ONCE, 1) | {Operation.RESTORE_READ: 2}
-"""How often an attempt does what it does not do again and again."""
+"""Largest number of an operation in one attempt, for operations that an attempt does not repeat often."""
 
 
 class Victim(StrEnum):
-    """What is killed from outside, with a writer process as in real life."""
+    """The target of a kill from outside, in an attempt with a writer process."""
 
     TRAINER = "trainer"
     WRITER = "writer"
@@ -30,12 +30,12 @@ class Victim(StrEnum):
 
     @property
     def is_during_put(self) -> bool:
-        """Whether it dies while the writer is in the middle of a shard, and not at a random moment."""
+        """Whether the kill comes while the writer is in the middle of a shard, and not at a random moment."""
         return self in (Victim.TRAINER_DURING_PUT, Victim.WRITER_DURING_PUT)
 
     @property
     def is_writer_alone(self) -> bool:
-        """Whether the trainer has to go on as if nothing had happened."""
+        """Whether the trainer must continue after the kill."""
         return self in (Victim.WRITER, Victim.WRITER_DURING_PUT)
 
 
@@ -57,7 +57,8 @@ class InsideKill:
 
 @dataclass(frozen=True)
 class OutsideKill:
-    """A process is killed from outside, so many seconds after its start or after the attempt is at work."""
+    """A kill of a process from outside, a number of seconds after the start of the process, or after the attempt
+    trains."""
 
     place: str
     victim: Victim
@@ -65,7 +66,7 @@ class OutsideKill:
     at_work: bool
     """Whether the seconds count from the verdict, or from the first commit of an attempt that has no parent."""
     is_late: bool
-    """Whether what the writer was sending still arrives after its end."""
+    """Whether the bytes that the writer was sending still arrive after its end."""
 
     @property
     def name(self) -> str:
@@ -79,11 +80,11 @@ class OutsideKill:
 Kill = InsideKill | OutsideKill
 
 NAMES: tuple[str, ...] = (*(operation.value for operation in Operation), *(victim.value for victim in Victim))
-"""Every operation and every victim. A schedule of that many kills has each of them."""
+"""Names of all operations and victims. A schedule with as many kills as names has each name once."""
 
 
 def schedule(*, kills: int, places: Sequence[str], seed: int) -> tuple[Kill, ...]:
-    """That many kills: every name as often as every other, in each place as often as in each other, in random order."""
+    """This number of kills in random order, with each name and each place equally often."""
     chance = random.Random(seed)
     made: Counter[str] = Counter()
     first: dict[str, int] = {}
@@ -98,7 +99,7 @@ def schedule(*, kills: int, places: Sequence[str], seed: int) -> tuple[Kill, ...
 
 
 def lanes(plan: Iterable[Kill]) -> dict[tuple[str, bool], list[Kill]]:
-    """The kills by place and by whether they come from outside: what can share a run."""
+    """The kills that can share a run, grouped by place and by whether they come from outside."""
     found: dict[tuple[str, bool], list[Kill]] = {}
     for kill in plan:
         found.setdefault((kill.place, isinstance(kill, OutsideKill)), []).append(kill)

@@ -1,7 +1,7 @@
 """`python -m benchmarks crash`: SIGKILL at named operations and at random, on a folder and on S3, again and again.
 
-After every kill the store is read again and checked, and the run goes on; each run ends with the weights of one that
-was never interrupted, or `final_identical` is false.
+After every kill, the store is read and checked, and the run continues. If a run does not end with the weights of an
+uninterrupted run, `final_identical` is false.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from benchmarks.crash.trainer import RECIPE
 from segue.spec import RunSpec
 
 _WIDTH, _FROZEN = 2048, 200_000
-"""A state of 1.3 MB, of which 0.8 MB never change: large enough to be written past the page cache."""
+"""A state of 1.3 MB, of which 0.8 MB never change. The state is large enough for writes that bypass the page cache."""
 _OUTSIDE_PAUSE_SECONDS = 0.01
 _MOST_TRIES = 6
-"""How often an attempt may pass a kill's point by until that counts as a problem."""
+"""Number of attempts that may miss a kill's point before this counts as a problem."""
 _SAVINGS: tuple[dict[str, Any], ...] = (
     {},
     {"staging": "overlapped", "staging_buffers": 2},
@@ -53,22 +53,22 @@ _COUNTS = ("runs", "runs_swept", "attempts", "commits", "pruned", "quarantined")
 
 @dataclass(frozen=True)
 class Options:
-    """What is to be done."""
+    """The options of the benchmark."""
 
     kills: int = 200
     seed: int = 0
     places: tuple[str, ...] = (LOCAL, S3)
     endpoint_url: str | None = None
-    """S3, with the credentials that boto3 finds; None is a moto server of its own."""
+    """The S3 endpoint, with the credentials that boto3 finds; None: a separate moto server."""
     steps: int = 400
-    """Of each run."""
+    """Number of steps of each run."""
     kills_a_run: int = 20
-    """At most; a run that nears its goal is brought there, and the next one takes the rest."""
+    """Largest number of kills in a run. A run near its goal is completed, and the next run gets the remaining kills."""
 
 
 @dataclass
 class _Scene:
-    """What all runs share."""
+    """The objects that all runs share."""
 
     options: Options
     folder: Path
@@ -78,7 +78,7 @@ class _Scene:
     expected: dict[str, str] = field(default_factory=dict)
     """Digests of the undisturbed run's components."""
     different: list[str] = field(default_factory=list)
-    """Runs that came to another end."""
+    """Runs with a different final state."""
     runs: int = 0
 
     def next_run(self, place: Place, *, pause_seconds: float, with_fast_folder: bool) -> tuple[CrashRun, str]:
@@ -113,9 +113,8 @@ class _Scene:
 
 
 def measure(options: Options, *, say: Callable[[str], None], places: Sequence[Place] | None = None) -> dict[str, Any]:
-    """Make the kills and return the report. Whatever happens, no file, process or bucket is left behind.
-
-    `places` are used instead of those that the options name.
+    """Make the kills and return the report. No file, process or bucket is left behind, even after an error. `places`
+    are used instead of the places in the options.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="segue-crash-") as name, ExitStack() as stack:
@@ -139,13 +138,13 @@ def measure(options: Options, *, say: Callable[[str], None], places: Sequence[Pl
 
 
 def passed(report: dict[str, Any]) -> bool:
-    """Whether all that was asked for was done, and nothing that must not be was seen."""
+    """Whether all kills were made, and no check failed."""
     bad = ("commits_lost", "torn_visible", "records_lost", "problems")
     return bool(report["final_identical"]) and not any(report[name] for name in bad)
 
 
 class _Lane:
-    """The kills that can share runs: of one place and of one kind."""
+    """The kills that can share runs, because they have one place and one kind."""
 
     def __init__(
         self, scene: _Scene, place: Place, kills: Sequence[Kill], *, pause_seconds: float, is_outside: bool
@@ -156,7 +155,7 @@ class _Lane:
         self._left = deque((kill, _MOST_TRIES) for kill in kills)
 
     def run(self) -> None:
-        """Run after run until all kills are made."""
+        """Make one run after another, until all kills are made."""
         while self._left:
             run, run_id = self._scene.next_run(
                 self._place, pause_seconds=self._pause_seconds, with_fast_folder=self._with_fast_folder
@@ -194,7 +193,7 @@ def _places(options: Options, folder: Path, stack: ExitStack) -> Iterator[Place]
 
 
 def _undisturbed(scene: _Scene) -> None:
-    """The run that all others must end like."""
+    """Make the undisturbed run, whose final state all other runs must have."""
     scene.say("the uninterrupted run")
     place = LocalPlace(scene.folder / "undisturbed")
     run, _ = scene.next_run(place, pause_seconds=0.0, with_fast_folder=False)

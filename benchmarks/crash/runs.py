@@ -28,38 +28,38 @@ from segue.spec import RunSpec
 from segue.stores import LocalStore
 
 _ATTEMPT_SECONDS = 120.0
-"""Longer than any attempt here takes, also on a busy machine: one that is not over by then hangs."""
+"""Time after which an attempt counts as hung. Even on a busy machine, every attempt of this benchmark is shorter."""
 _WRITER_END_SECONDS = 20.0
 _EXTRA_COMMITS = 3
-"""How many more commits an attempt may make than its kill's number before it is ended: it missed the point."""
+"""Number of commits after the kill's point at which an attempt that has missed the point is ended."""
 _RESERVE_SHARE = 0.25
-"""Share of the steps that is left for attempts without a kill."""
+"""Share of the steps for attempts without a kill."""
 _FINISHING_TRIES = 3
 
 
 @dataclass
 class Tally:
-    """What all runs together came to."""
+    """The results of all runs together."""
 
     kills: Counter[str] = field(default_factory=Counter)
-    """By operation or victim."""
+    """Number of kills by operation or victim."""
     moments: Counter[str] = field(default_factory=Counter)
     places: Counter[str] = field(default_factory=Counter)
     verdicts: Counter[str] = field(default_factory=Counter)
     figures: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
-    """Keys of bytes that nothing refers to and that the last sweep of their run left."""
+    """Keys of unreferenced objects that the last sweep of their run did not delete."""
 
     def count(self, kill: Kill) -> None:
-        """A kill that hit."""
+        """Record a kill that hit its target."""
         self.kills[kill.name] += 1
         self.moments[kill.moment] += 1
         self.places[kill.place] += 1
 
 
 class StuckRunError(Exception):
-    """A run does not come on any more; why is among its problems."""
+    """A run makes no more progress. The reason is in its problems."""
 
 
 class CrashRun:
@@ -68,7 +68,7 @@ class CrashRun:
     def __init__(
         self, spec: RunSpec, *, place: Place, fork_server: ForkServer, notes: Path, tally: Tally, chance: random.Random
     ) -> None:
-        """`notes` is a file that is not there yet."""
+        """`notes` is a file that does not exist yet."""
         self._spec = spec.model_copy(update={"store": place.spec_for_trainer()})
         self._place, self._fork_server, self._notes = place, fork_server, notes
         self._tally, self._chance, self._clock = tally, chance, SystemClock()
@@ -83,10 +83,11 @@ class CrashRun:
         return self._history().committed_step >= self._last_kill_step
 
     def kill(self, kill: Kill) -> bool:
-        """Make an attempt and kill it, or what writes for it; False when the attempt never came to that point.
+        """Make an attempt, and kill its trainer or its writer. Return False if the attempt never reached the kill's
+        point.
 
         Raises:
-            StuckRunError: the run does not come on any more.
+            StuckRunError: the run makes no more progress.
         """
         if isinstance(kill, InsideKill):
             self._prepare_for(kill.point.operation)
@@ -114,7 +115,7 @@ class CrashRun:
             self._give_up(f"step {history.committed_step} of {self._spec.steps}, then {decision.action}")
 
     def close(self) -> None:
-        """Add what was found to the tally."""
+        """Add the results of the checks to the tally."""
         history, checker, figures = self._history(), self.checker, self._tally.figures
         figures["runs"] += 1
         figures["attempts"] += len(history.attempts)
@@ -155,7 +156,7 @@ class CrashRun:
         most_commits: int | None = None,
         to_the_goal: bool = False,
     ) -> bool:
-        """One attempt, from its plan to its report and the checks; whether it was hit as it was to be."""
+        """Make one attempt, from its plan to its report and the checks. Return whether the kill hit as planned."""
         plan = self._plan()
         order = Order(
             assignment=Assignment(spec=self._spec, plan=plan),
@@ -194,7 +195,7 @@ class CrashRun:
         self._is_swept = not is_killed and report.checkpoint is not None
 
     def _prepare_for(self, operation: Operation) -> None:
-        """See to it that an attempt will come to this operation."""
+        """Prepare the store so that an attempt will make this operation."""
         history, keep = self._history(), self._spec.checkpoints.keep
         store, run_id = self._log.store, self._spec.run_id
         match operation:

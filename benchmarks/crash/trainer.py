@@ -1,4 +1,4 @@
-"""One attempt of a crash benchmark: through a store that kills the process at a given point."""
+"""One attempt of a crash benchmark, with a store that kills the process at a given point."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Note(NamedTuple):
     entry_id: str
     kind: str
     step: int | None
-    """Of a commit."""
+    """Step of a commit."""
     attempt_id: str | None
 
 
 class Notes:
-    """Writes notes so that they outlive a SIGKILL, and ends the attempt when enough was committed."""
+    """Writes notes that survive a SIGKILL, and ends the attempt after the requested number of commits."""
 
     def __init__(self, order: Order, board: NoticeBoard) -> None:
         self._order, self._board = order, board
@@ -76,12 +76,12 @@ class Notes:
 
 
 def read_notes(file: Path) -> list[Note]:
-    """All notes of a run, in the order in which the store acknowledged; none when there are none yet."""
+    """All notes of a run, in the order in which the store acknowledged the records; empty if there are no notes yet."""
     return [Note(*json.loads(line)) for line in file.read_bytes().splitlines()] if file.exists() else []
 
 
 def train(order_json: str) -> int:
-    """Make the attempt; returns what the process ends with."""
+    """Make the attempt, and return the exit code of the process."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s | %(message)s")
     order = Order.model_validate_json(order_json)
     spec, clock = order.assignment.spec, SystemClock()
@@ -104,7 +104,8 @@ def train(order_json: str) -> int:
 
 
 def half_frozen(config: dict[str, Any]) -> Recipe:
-    """The tiny recipe plus numbers that are never trained, so that a save may refer to an earlier one's bytes.
+    """The tiny recipe with additional numbers that are never trained, so that a save may refer to the bytes of an
+    earlier save.
 
     Config: frozen (how many numbers), and that of `segue.testing.recipes:tiny`.
     """
@@ -119,7 +120,7 @@ def _half_of(store: Store, spec: StoreSpec) -> Half:
 
 
 def _half_an_upload(spec: StoreSpec) -> Half:
-    """What an interrupted put into a bucket leaves: an incomplete multipart upload."""
+    """Leave the result of an interrupted put into a bucket: an incomplete multipart upload."""
 
     def half(key: str, data: Data) -> bool:
         if not key.endswith(".safetensors"):

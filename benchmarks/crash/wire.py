@@ -1,4 +1,4 @@
-"""A proxy to S3 that can hold a request in its middle, so that its sender can be killed meanwhile."""
+"""A proxy to S3 that can hold a request in its middle, so that the sender can be killed at this moment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class PutTrap:
         return self._caught.is_set()
 
     def release(self, *, is_late: bool) -> None:
-        """Let it go on; returns when it has arrived or was dropped. A trap that caught nothing is taken away."""
+        """Release the request. The call returns when the request has arrived or was dropped. A trap without a request
+        is removed."""
         self._is_late = is_late
         self._released.set()
         with self._lock:
@@ -36,7 +37,7 @@ class PutTrap:
             self._done.wait(_HOLD_SECONDS)
 
     def takes(self, method: str, path: str) -> bool:
-        """Whether this request is the one; true once at most."""
+        """Whether to hold this request. The result is True at most once."""
         if method not in ("PUT", "POST") or self._prefix not in unquote(path):
             return False
         with self._lock:
@@ -44,7 +45,7 @@ class PutTrap:
         return is_taken
 
     def hold(self) -> bool:
-        """Block until released; whether the rest may still arrive."""
+        """Block until the request is released. Return whether the rest may still arrive."""
         self._caught.set()
         self._released.wait(_HOLD_SECONDS)
         return self._is_late
@@ -69,12 +70,12 @@ class Wire(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log nothing: senders are killed in the middle of their requests on purpose."""
+        """Log nothing, because senders are killed in the middle of their requests on purpose."""
 
     @classmethod
     @contextmanager
     def to(cls, onward_url: str) -> Iterator[Self]:
-        """A wire to that server, for as long as the block lasts."""
+        """A proxy to the server, during the block."""
         with cls(onward_url) as wire:
             thread = threading.Thread(target=wire.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
             thread.start()
@@ -146,4 +147,4 @@ class _Relay(BaseHTTPRequestHandler):
         self._relay()
 
     def log_message(self, *args: object) -> None:
-        """Keep quiet."""
+        """Log nothing."""

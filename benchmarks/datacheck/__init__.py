@@ -1,1 +1,1 @@
-"""How long the check of a window of data takes, and how much memory."""
+"""The time and the memory of the check of a window of data."""

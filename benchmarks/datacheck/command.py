@@ -1,4 +1,4 @@
-"""`python -m benchmarks datacheck`: the check of a window of data, beside Great Expectations on one frame."""
+"""`python -m benchmarks datacheck`: compares the check of a window of data with Great Expectations on one frame."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def datacheck(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, of which medians are shown.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Seconds and memory of the data check, and of the same suite on all rows as one pandas frame, in turns."""
+    """Measure the time and memory of the data check, in turn with the same suite on all rows as one pandas frame."""
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as name, progress() as say:
         folder = Path(name)
         say(f"writing {rows:,} rows")
@@ -73,7 +73,7 @@ def _median(how: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _make(folder: Path, rows: int) -> int:
-    """The files and a suite that they meet; returns its number of expectations."""
+    """Write the files and a suite that the files meet. Return the number of expectations in the suite."""
     random = np.random.default_rng(0)
     files, local = [], {}
     for number in range(_FILES):

@@ -1,4 +1,4 @@
-"""One check of the data in a process of its own, so that its peak of memory is its own.
+"""One check of the data in a separate process, so that the peak memory of the check can be measured.
 
 `python -m benchmarks.datacheck.worker (segue|frame) FOLDER`: prints seconds and bytes as JSON.
 """
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _by_segue(folder: Path) -> int:
-    """The window, hashes included, and its check, with Data Docs and the profiles for the drift of the next slot."""
+    """Make the window with its hashes, and check it, with Data Docs and the profiles for the drift of the next slot."""
     fields = {
         "name": "bench",
         "data": {"files": f"{folder}/*.parquet", "periods": 1_000, "held_back_periods": 0},
@@ -55,7 +55,7 @@ def _by_segue(folder: Path) -> int:
 
 
 def _as_one_frame(folder: Path) -> int:
-    """What a script does: all columns of all files as one frame, and every expectation on it."""
+    """Check as a script would: all columns of all files as one frame, and every expectation on this frame."""
     import pandas as pd
 
     frame = pd.concat([pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))], ignore_index=True)

@@ -1,4 +1,4 @@
-"""Spot as an adversary: it knows the mode of each run, and goes up and down so as to make the run late."""
+"""Spot as an adversary, which knows the mode of each run, and goes up and down to make the run late."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KNOWLEDGE: tuple[Knowledge, ...] = get_args(Knowledge)
 
 
 class Adversary:
-    """For each run its own probabilities that spot comes and that it stays, by the mode of the run."""
+    """For each run, the probabilities that spot comes and that spot stays, by the mode of the run."""
 
     def __init__(self, runs: int, random: np.random.Generator) -> None:
         self._random, self.runs = random, runs
@@ -44,9 +44,9 @@ class Adversary:
 def adversarial_runs(part: int, runs_each: int, *, seed: int, start_factor: float = 1.0) -> dict[str, Any]:
     """`runs_each` runs of every policy with random parameters, jobs and harshness.
 
-    Each start takes `start_factor` times as long as the run expects; if that is not 1, the clamp has its margin on
-    starts. `misses`: late runs whose deadline could be met when they began. `hopeless`: runs whose deadline could
-    not; `unsaid`: those of them that were not reported as hopeless at their start.
+    Each start takes `start_factor` times as long as the run expects; if this factor is not 1, the clamp has its margin
+    on starts. `misses`: late runs whose deadline could be met at their start. `hopeless`: runs whose deadline could not
+    be met. `unsaid`: hopeless runs that were not reported as hopeless at their start.
     """
     random = np.random.default_rng([seed, part])
     total: dict[str, Any] = {"runs": 0, "misses": 0, "hopeless": 0, "unsaid": 0}
@@ -88,7 +88,7 @@ def _job(random: np.random.Generator, start_factor: float) -> tuple[Job, Harshne
 
 
 def _parameters(name: str, random: np.random.Generator) -> dict[str, float]:
-    """A value for each parameter that the policy declares: up to eight times its default, or an eighth of it."""
+    """A random value for each parameter of the policy, between an eighth of its default and eight times its default."""
     drawn = {}
     for parameter in fields(POLICIES[name]):
         value = parameter.default * 8.0 ** random.uniform(-1, 1)

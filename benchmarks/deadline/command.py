@@ -59,8 +59,8 @@ def deadline(
 ) -> None:
     """Replay availability traces against every policy with the safety clamp, and compare with the least possible cost.
 
-    With --yardstick skynomad, PLAN over several pools is compared with what a published artifact has paid. With
-    --yardstick zones, it is compared with the least possible cost on one zone alone; 2 starts are a good number.
+    With --yardstick skynomad, PLAN over several pools is compared with the costs of a published artifact. With
+    --yardstick zones, PLAN is compared with the least possible cost on one zone alone; 2 starts are a good number.
 
     Exit code 0: no run was late. 1: a run was late that could have met its deadline, or a published cost of the
     yardstick is not reproduced. 2: the traces cannot be read.

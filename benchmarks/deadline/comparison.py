@@ -1,4 +1,5 @@
-"""Policies compared on the same rows of spot, so that differences are paired. Pure: rows and randomness are given."""
+"""A comparison of policies on the same rows of spot, so that differences are paired. The functions are pure: rows and
+randomness are arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class Figures:
-    """The results of one policy over all runs. Costs are shares of on-demand only on the same rows."""
+    """The results of one policy over all runs. Each cost is divided by the cost of only on-demand on the same rows."""
 
     policy: str
     cost_share: float
@@ -30,11 +31,12 @@ class Figures:
     cost_share_p5: float
     cost_share_p95: float
     to_uniform_progress: float
-    """Mean cost over that of uniform_progress on the same rows, minus one; negative is cheaper."""
+    """Mean cost divided by the mean cost of uniform_progress on the same rows, minus one. A negative value is
+    cheaper."""
     to_uniform_progress_low: float
     to_uniform_progress_high: float
     to_optimum: float | None
-    """Mean cost over the least possible cost with all of spot known in advance; None: not requested."""
+    """Mean cost divided by the least possible cost if all of spot is known in advance; None: not requested."""
     missed: int
     runs: int
     preemptions: float
@@ -45,7 +47,7 @@ def contender(text: str, job: Job) -> Contender:
     """The policy written as `name` or `name:parameter=value,parameter=value`.
 
     Raises:
-        SpecError: there is no such policy or parameter, or not with such a value.
+        SpecError: the policy or the parameter does not exist, or the value is not valid.
     """
     name, _, rest = text.partition(":")
     try:
@@ -64,7 +66,7 @@ def compare(
     with_optimum: bool = False,
     on_policy: Callable[[str], None] = lambda _: None,
 ) -> list[Figures]:
-    """The figures of each contender. `on_policy` is called with each one's name."""
+    """The figures of each policy. `on_policy` is called with the name of each policy."""
     published = as_published("uniform_progress", job)
     on_demand = outcome_on(rows, Contender("on_demand_only", OnDemandOnly(), published)).cost
     usual = outcome_on(rows, Contender("uniform_progress", UniformProgress(), published)).cost

@@ -1,8 +1,8 @@
 """The least cost of a job on a spot trace that is known in advance. Pure.
 
 An exact dynamic programme over (tick, mode, cost so far) finds the most work that can be done for a cost. A start's
-changeover counts as negative work; a start that dies before it is made up for is never part of the optimum. All ticks
-but the last are bought whole, as in the simulator.
+changeover counts as negative work. A start that is lost before its changeover is compensated is never part of the
+optimum. All ticks but the last are bought whole, as in the simulator.
 
 If the job may hand over, on-demand does the work while the spot machine boots. Its cost for the boot is rounded down to
 the grid of costs, and the spot machine may be lost in the boot without a loss of work. The result is then a lower bound

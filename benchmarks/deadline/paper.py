@@ -1,7 +1,7 @@
-"""The published baselines against the hours in Table 3 of "Can't Be Late" (NSDI 2024), on the paper's own traces.
+"""Compares the published baselines with the hours in Table 3 of "Can't Be Late" (NSDI 2024), on the paper's own traces.
 
 The eight traces of 2022 (`a22-...`) are public. C = 48 h; D = 60 h, d = .2 h and the first 13 days of all eight
-reproduce the paper's hours. Hours are of work without starts, so that both sum to C, as the paper's do.
+reproduce the paper's hours. Hours are hours of work without starts, so that both numbers add up to C, as in the paper.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _JOB = Job(60 * HOUR, 48 * HOUR, 0.2 * HOUR, knowledge="free", handover=False)
 
 
 def hours_against_the_paper(traces: Sequence[Trace], *, starts: int = 60) -> dict[str, float]:
-    """Hours of work on each capacity, and their deviation from the paper's; empty without its traces."""
+    """Hours of work on each capacity, and their deviation from the paper's hours; empty without the paper's traces."""
     own = [_first_days(trace) for trace in traces if trace.name.startswith("a22")]
     if not own:
         return {}

@@ -1,8 +1,9 @@
-"""The deadline policies on real availability: every policy on the same starts, against the least possible cost.
+"""The deadline policies on real availability. Every policy has the same starts, and is compared with the least possible
+cost.
 
 The setting of the published work ("Can't Be Late", NSDI 2024): C = 48 h of work, or 24 h where a trace is short; C/D
 from .5 to .95; changeovers from .02 to .4 h; on-demand at three times the spot price; random starts. The baselines run
-as published, with free knowledge and no hand-over; plan and slack_age as the options set.
+as published, with free knowledge and no hand-over. plan and slack_age run as the options say.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 CHANGEOVERS_HOURS = (0.02, 0.1, 0.2, 0.4)
 PRICE_RATIO = 3.0
 NAMES = {"on_demand_only": "on_demand"}
-"""Policies whose name in the report is not the one in a run spec."""
+"""Policies whose name in the report differs from the name in a run spec."""
 LOST_SECONDS = 300.0
-"""The second headline: the seconds of work that each death loses, half of a save interval of ten minutes."""
+"""Seconds of work that each death loses in the second headline: half of a save interval of ten minutes."""
 SLOW_STARTS = (1.2, 1.5)
-"""The adversary also makes every start so much longer than the run expects."""
+"""Factor by which the adversary also makes every start longer than the run expects."""
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to run."""
+    """The options of the benchmark."""
 
     traces: Path
     knowledge: Knowledge = "free"
@@ -66,7 +67,7 @@ class Setting:
 
     @property
     def job(self) -> Job:
-        """As published: free knowledge, no hand-over."""
+        """Settings of the baselines as published: free knowledge, no hand-over."""
         # A trace must be at least twice as long as the longest deadline, so that random starts differ.
         hours = 48.0 if self.trace.seconds >= 2 * 48 * HOUR / min(SHARES) else 24.0
         return Job(
@@ -96,7 +97,7 @@ class Column:
 
 
 def measure(options: Options, *, say: Say) -> dict[str, Any]:
-    """Run everything; the report is flat except for one object per policy."""
+    """Run everything, and return the report. The report is flat except for one object for each policy."""
     traces = read_traces(options.traces)
     for trace in traces:
         long_enough([trace], seconds=max(setting.job.total_seconds for setting in settings(trace)))
@@ -183,9 +184,8 @@ def _with_lost_work(name: str) -> str:
 
 
 def _judged(found: dict[str, dict[str, list[Any]]], name: str) -> dict[str, Any]:
-    """One policy over all traces.
-
-    Ratios are of each run to the same run of the other, then averaged; against Uniform Progress also of all costs.
+    """The figures of one policy over all traces. A ratio is the mean of the ratios of single runs to the same run of
+    the other policy. For Uniform Progress, there is also a ratio of all costs.
     """
     columns = [column for of in found.values() for column in of[name]]
     vs = {other: _ratios(found, name, other) for other in ("on_demand_only", "uniform_progress")}
@@ -234,7 +234,8 @@ def _total(found: dict[str, dict[str, list[Any]]], name: str) -> float:
 
 
 def _interval(by_trace: list[Floats], *, samples: int = 2000) -> tuple[float, float]:
-    """A 95 % bootstrap interval of the mean, over traces: runs of one trace overlap, so they are not independent."""
+    """A 95 % bootstrap interval of the mean, over traces and not over runs, because runs of one trace overlap and are
+    not independent."""
     random = np.random.default_rng(0)
     own = np.array([ratios.mean() for ratios in by_trace])
     means = [own[random.integers(0, len(own), len(own))].mean() for _ in range(samples)]

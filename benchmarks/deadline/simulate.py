@@ -1,4 +1,4 @@
-"""`python -m benchmarks simulate`: policies compared on the same spot availability."""
+"""`python -m benchmarks simulate`: compares policies on the same spot availability."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LEGEND = {
     "sentinel": "time of standbys on spot, mean per run",
     "optimum": "mean cost over the least possible cost",
 }
-"""What each column of the table is, by its name."""
+"""The description of each column of the table, by its name."""
 
 
 def simulate(

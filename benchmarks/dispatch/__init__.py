@@ -1,1 +1,1 @@
-"""How long a local Prefect takes from a request for a flow run to its process, and how many requests it refuses."""
+"""The time of a local Prefect from a request for a flow run to its process, and the number of refused requests."""

@@ -10,7 +10,7 @@ from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
 from segue.reports.console import console, show_json
 
 MOST_MEDIANS = 2.0
-"""The slowest of a hundred starts against the median, at most."""
+"""Largest permitted ratio of the slowest of a hundred starts to the median."""
 
 
 def dispatch(
@@ -18,9 +18,10 @@ def dispatch(
     busy_loops: Annotated[int, typer.Option(min=0, help="Processes that keep the machine busy meanwhile.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Measure the start of flow runs on a local Prefect beside its workers: refused requests, seconds to a process.
+    """Measure the start of flow runs on a local Prefect and its workers: refused requests, and seconds to a process.
 
-    Exit code 0: no request was refused, and the 99th percentile is at most twice the median. 1: one of them is higher.
+    Exit code 0: no request was refused, and the 99th percentile is at most twice the median. 1: one of these figures is
+    higher.
     """
     from benchmarks.dispatch.measure import measure
 

@@ -1,4 +1,4 @@
-"""Flow runs in turn on the spot pool of a local Prefect; each is a process that writes down when it began."""
+"""Flow runs in turn on the spot pool of a local Prefect. Each flow run is a process that writes its start time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|(?<=/)\d+(?=/|$)")
 
 
 def measure(count: int, *, busy_loops: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds of `count` starts, and what the server refused of all requests, those of its workers included.
+    """Seconds of `count` starts, and the number of refused requests to the server, including requests of its workers.
 
     Raises:
         OrchestratorError: a process did not start within three minutes.
@@ -106,7 +106,7 @@ def _busy(loops: int) -> Iterator[None]:
 
 
 def requests_of(log: str) -> Counter[tuple[str, int]]:
-    """How often each kind of request was answered with which status, from the server's log of its requests."""
+    """Number of answers for each type of request and each status, from the server's log of its requests."""
     found: Counter[tuple[str, int]] = Counter()
     for method, path, status in _REQUEST.findall(log):
         found[f"{method} {_ID.sub('ID', path.split('?')[0])}", int(status)] += 1

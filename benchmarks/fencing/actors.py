@@ -1,4 +1,5 @@
-"""The actors of a world: a parent that takes living attempts for lost, attempts that go on, and who deletes a run."""
+"""The actors of a world: a parent that declares live attempts lost, attempts that continue, and a person who deletes a
+run."""
 
 from __future__ import annotations
 
@@ -42,23 +43,23 @@ from segue.trainer.claim import claim_run
 
 HERE = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
 STEPS = 10
-"""Between two saves."""
+"""Number of steps between two saves."""
 _ROWS = {"loss": 1.0, "grad_norm": 0.0, "param_norm": 0.0, "lr": (), "batch_fingerprint": "", "input_fingerprint": ""}
 
 
 _STOPS = (FencedError, StalePlanError, UnreadRecordError, StoreReadError, StoreWriteError)
 _STOPS_OF_DELETED = (LogCutError, LostRecordError, NothingTrustedError, ReplayedRecordError, BrokenChainError)
-"""With these a writer may end, too, that was at work while its run was deleted."""
+"""Errors with which a writer may also end if its run was deleted while it was at work."""
 
 
 @dataclass
 class Facts:
-    """What happened in a world, as those know it to whom it was promised."""
+    """The events of a world, as its actors know them."""
 
     committed: list[tuple[str, Slot]] = field(default_factory=list)
-    """Of each commit that an attempt was told of: the log's id, and the record."""
+    """The log's id and the record of each commit that an attempt knows of."""
     resumed: list[tuple[str, int, int | None]] = field(default_factory=list)
-    """Of each resume: the log's id, the slot of the claim, and the slot of the checkpoint; None: step 0."""
+    """The log's id, the slot of the claim, and the slot of the checkpoint of each resume; None: step 0."""
     ends: list[str] = field(default_factory=list)
     """The errors with which attempts ended."""
     crashes: list[str] = field(default_factory=list)
@@ -68,7 +69,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Place:
-    """What every actor of a world knows."""
+    """The objects that every actor of a world has."""
 
     spec: RunSpec
     clock: Clock
@@ -86,7 +87,7 @@ def value_of(attempt_id: str, step: int) -> float:
 
 
 def parent(place: Place, store: Any, start: Callable[[SegmentPlan], None], *, attempts: int) -> None:
-    """Open the run; decide an attempt, start it, take it for lost while it lives, and so on."""
+    """Open the run, decide an attempt, start it, declare it lost while it lives, and repeat."""
     log = place.log(store)
     try:
         log.append(lambda stamp: _opened(place, log, stamp))
@@ -107,7 +108,7 @@ def _opened(place: Place, log: RunLog, stamp: Stamp) -> Entry:
 
 
 def attempt(place: Place, store: Any, plan: SegmentPlan, *, saves: int) -> None:
-    """Claim, resume, then save, commit, prune and seal, until it is fenced or has nothing more to do; then report."""
+    """Claim, resume, then save, commit, prune and seal, until the attempt is fenced or finished; then report."""
     log = place.log(store)
     try:
         claim = claim_run(log, Assignment(spec=place.spec, plan=plan), environment=HERE)

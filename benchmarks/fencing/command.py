@@ -17,10 +17,9 @@ def fencing(
 ) -> None:
     """Run parents and attempts in random interleavings over a store whose answers may be wrong in one bit.
 
-    In each world attempts are taken for lost while they live, in some the run is deleted meanwhile and begun again. No
-    commit may be lost, torn, or counted twice, and no resume may pass over the newest checkpoint.
-
-    Exit code 0: none is, in any world. 1: some are; their seeds are shown.
+    In each world, live attempts are declared lost. In some worlds, the run is also deleted and begun again. No commit
+    may be lost, incomplete, or counted twice, and no resume may skip the newest checkpoint. Exit code 0: no world has
+    such a fault. 1: some worlds have a fault; their seeds are shown.
     """
     from benchmarks.fencing.worlds import run_worlds
 

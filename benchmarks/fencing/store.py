@@ -1,4 +1,5 @@
-"""A store in memory, and one actor's view of it: each request lets another actor run, and some answers are wrong."""
+"""A store in memory, and one actor's view of this store. Each request lets another actor run, and some answers are
+wrong."""
 
 from __future__ import annotations
 
@@ -64,11 +65,13 @@ class MemoryStore:
 
 
 MOST_IN_A_ROW = 3
-"""Of wrong answers about one object to one actor. What is wrong more often is not told from damage."""
+"""Largest number of wrong answers about one object to one actor. More wrong answers cannot be distinguished from
+damage."""
 
 
 class WrongReads:
-    """Which answers of a world are wrong, each in one bit: with this chance, and then perhaps the next one too."""
+    """Chooses the wrong answers of a world. Each answer is wrong in one bit with this probability, and then perhaps the
+    next answer too."""
 
     def __init__(self, random: Random, *, chance: float, again_chance: float) -> None:
         self._random, self._chance, self._again_chance = random, chance, again_chance
@@ -76,7 +79,7 @@ class WrongReads:
         self.count = 0
 
     def data(self, data: bytes, about: tuple[object, str]) -> bytes:
-        """The answer, or the answer with one bit flipped. `about`: who asks, and for which object."""
+        """Return the answer, or the answer with one bit flipped. `about` is the actor and the object of the request."""
         if not data or not self._is_due(about):
             return data
         changed, at = bytearray(data), self._random.randrange(8 * len(data))
@@ -84,7 +87,7 @@ class WrongReads:
         return bytes(changed)
 
     def number(self, number: int, about: tuple[object, str]) -> int:
-        """The same for a size."""
+        """Return the size, or the size with one bit flipped."""
         return number ^ 1 << self._random.randrange(12) if self._is_due(about) else number
 
     def _is_due(self, about: tuple[object, str]) -> bool:
@@ -156,7 +159,7 @@ class View:
         """Always reachable."""
 
     def afresh(self) -> View:
-        """The same: a read in another way may be wrong too."""
+        """Read the object in another way. This answer may also be wrong."""
         return self
 
     def _pause(self) -> None:

@@ -1,4 +1,5 @@
-"""One world: its actors take turns, in a random order, at every request to the store; then it is judged."""
+"""One world. At every request to the store, another actor may take its turn, in random order. At the end, the world is
+judged."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ KINDS = ("lost", "torn", "stale", "double", "foreign", "crash")
 
 @dataclass(frozen=True)
 class Judged:
-    """What is wrong in one world, by kind, and how many of its reads were wrong."""
+    """The faults of one world, by kind, and the number of wrong reads."""
 
     seed: int
     wrong: tuple[tuple[str, str], ...]
@@ -45,7 +46,7 @@ class Judged:
 
 
 class World:
-    """Greenlets as actors: the one that runs gives its turn away before each request."""
+    """Greenlets as actors. The running actor ends its turn before each request."""
 
     def __init__(self, seed: int, *, signer: Signer | None, has_wrong_reads: bool = True) -> None:
         self.seed, self.random, self.store = seed, Random(seed), MemoryStore()
@@ -97,7 +98,7 @@ class World:
         self._parent()
 
     def _faults(self) -> Iterator[tuple[str, str]]:
-        """What is wrong at the end, read without any fault."""
+        """The faults at the end, read without wrong answers."""
         facts, log = self.place.facts, self.place.log(self.store)
         yield from (("crash", crash) for crash in facts.crashes)
         try:
@@ -157,7 +158,7 @@ class World:
                 commits.add((entry.attempt_id, entry.manifest.step))
 
     def _stale(self, log: RunLog) -> Iterator[tuple[str, str]]:
-        """Whether a resume passed over a checkpoint that was there at its claim."""
+        """Whether a resume skipped a checkpoint that existed at the claim."""
         for log_id, claimed_in, resumed_from in self.place.facts.resumed:
             if log_id != log.log_id:
                 continue

@@ -1,4 +1,4 @@
-"""Many worlds in processes of their own, and their sum."""
+"""Many worlds in separate processes, and the sum of their results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_SHOWN = 3
 
 
 def run_worlds(count: int, *, first: int = 0, say: Callable[[str], None]) -> dict[str, Any]:
-    """How many worlds had a fault of each kind, with the first faults, and what happened in all of them.
+    """The number of worlds with a fault of each kind, the first faults, and the events of all worlds.
 
     Worlds with an even seed are unsigned, the others signed.
     """
@@ -66,7 +66,7 @@ def _judged_batch(seeds: range) -> list[Judged]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the log of what was read again: there are thousands of such reads."""
+    """Do not log repeated reads, because there are thousands of them."""
     logger = logging.getLogger("segue")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

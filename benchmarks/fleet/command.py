@@ -20,9 +20,11 @@ def fleet(
     s3: Annotated[bool, typer.Option("--s3", help="Keep the store on moto's S3, and count its requests.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Start many runs with deadlines at once, on two pools whose slots they share; real trainers, one Prefect.
+    """Start many runs with deadlines at once, on two pools whose slots the runs share, with real trainers and one
+    Prefect.
 
-    Exit code 0: all runs finished in time, and no segment was trained twice. 1: at least one of these is not so.
+    Exit code 0: all runs finished in time, and no segment was trained twice. 1: a run was late, or a segment was
+    trained twice.
     """
     from benchmarks.fleet.measure import Options, measure, passed
 

@@ -1,4 +1,4 @@
-"""What became of the runs of a fleet, by their logs and by Prefect."""
+"""The results of the runs of a fleet, from their logs and from Prefect."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ class Outcome:
     """Runs with a step that two attempts trained although none was lost, or with two flow runs for one attempt."""
     attempts: int
     attempts_without_a_machine: int
-    """Requests that were given up, because no slot was free in the time that the decision allowed."""
+    """Requests that were withdrawn, because no slot was free within the capacity timeout."""
     attempts_on_demand: int
     preemptions: int
-    """Attempts that lost a machine. Nobody takes one here, so each is an error, or a wait that was counted as one."""
+    """Attempts that lost a machine. No machine is taken in this benchmark, so each such attempt is an error, or a wait
+    that was counted as a loss."""
     longest_wait_seconds: int
-    """From a decision to the claim of its attempt: queue and boot."""
+    """Seconds from a decision to the claim of its attempt: queue and boot."""
 
 
 def judge(client: SyncPrefectClient, specs: list[RunSpec]) -> Outcome:
@@ -55,7 +56,7 @@ def judge(client: SyncPrefectClient, specs: list[RunSpec]) -> Outcome:
 
 
 def slot_seconds(spec: RunSpec) -> float:
-    """For how long a run held slots: from the decision for each attempt, without a wait, to its end."""
+    """Time for which a run held slots: from the decision for each attempt, without waits, to the attempt's end."""
     history = read_history(open_log(spec).reload())
     held = 0.0
     for attempt in history.attempts:

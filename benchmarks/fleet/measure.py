@@ -1,4 +1,4 @@
-"""The fleet: a Prefect, two pools with limits, one `segue serve` for all parents, and what came of the runs."""
+"""The fleet: a Prefect, two pools with limits, one `segue serve` for all parents, and the results of the runs."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ Say = Callable[[str], None]
 _STEPS, _PAUSE_SECONDS = 400, 0.005
 _STARTED_AT_ONCE = 10
 _SLACK = 1.5
-"""The deadline of all runs is this multiple of the time that the machine needs for them with all slots in use."""
+"""The deadline of all runs, as a multiple of the time that the machine needs for all runs with all slots in use."""
 _LEAST_DEADLINE_SECONDS = 600.0
 _SPOT_SHARE = 0.5
-"""Share of the time that spot needs for all runs, after which a tight deadline makes those that wait leave spot."""
+"""Share of the time that spot needs for all runs, after which a tight deadline makes waiting runs leave spot."""
 _LOOK_SECONDS = 2.0
 _REQUEST = re.compile(rb'"(GET|POST|PUT|PATCH|DELETE) ([^ "?]+)')
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured."""
+    """The options of the measurement."""
 
     runs: int
     spot_slots: int
@@ -56,11 +56,11 @@ class Options:
     database: str | None = None
     counts_requests: bool = False
     is_tight: bool = False
-    """Whether the deadline is so near that spot alone does not meet it."""
+    """Whether the deadline is so near that spot alone cannot meet the deadline."""
 
     @property
     def slots(self) -> int:
-        """Slots of both pools."""
+        """Number of slots of both pools."""
         return self.spot_slots + self.on_demand_slots
 
 
@@ -73,7 +73,7 @@ def measure(options: Options, *, say: Say) -> dict[str, Any]:
     """Start all runs at once, and wait for their ends.
 
     Raises:
-        OrchestratorError: they had not all ended an hour after their deadline.
+        OrchestratorError: not all runs had ended an hour after their deadline.
     """
     variables = {"PREFECT_SERVER_LOGGING_LEVEL": "INFO"}  # The server then logs each request.
     if options.database is not None:
@@ -100,7 +100,7 @@ class _World:
     store: dict[str, Any]
 
     def requests(self) -> tuple[int, int]:
-        """Requests so far to the Prefect server, and to the store."""
+        """Number of requests so far to the Prefect server, and to the store."""
         return _requests(self.prefect.logs / "server.log"), _requests(self.home / "s3.log")
 
 
@@ -142,7 +142,8 @@ def _measure(world: _World, options: Options, say: Say) -> dict[str, Any]:
 
 
 def _deadline_seconds(options: Options, one: RunSpec, *, with_full_slots: float) -> float:
-    """The time for all runs, by what this machine took for as many as there are slots: its cores may be fewer."""
+    """Estimated time for all runs, from the measured time of one run for each slot, because there may be fewer cores
+    than slots."""
     if not options.is_tight:
         needed = with_full_slots * options.runs / options.slots
         return max(_LEAST_DEADLINE_SECONDS, _SLACK * needed)
@@ -153,7 +154,7 @@ def _deadline_seconds(options: Options, one: RunSpec, *, with_full_slots: float)
 
 
 def _specs_of_full_slots(options: Options, store: dict[str, Any]) -> list[RunSpec]:
-    """One run for each slot, without a deadline."""
+    """Train one run for each slot, without a deadline."""
     spot = [_spec(f"spot-{number}", store) for number in range(options.spot_slots)]
     return spot + [
         _spec(f"on-demand-{number}", store, policy="on_demand_only") for number in range(options.on_demand_slots)
@@ -178,7 +179,7 @@ def _spec(run_id: str, store: dict[str, Any], *, deadline: datetime | None = Non
 
 
 def _seconds_of(client: SyncPrefectClient, specs: list[RunSpec], say: Say) -> float:
-    """How long these runs take at once. The first of all also loads what all runs share."""
+    """Time of these runs together. The very first run also loads the files that all runs share."""
     begun = time.monotonic()
     parents = [_started(client, spec, number, say) for number, spec in enumerate(specs, 1)]
     _wait_for_all(client, parents, until=SystemClock().now() + timedelta(minutes=10), say=say)
@@ -208,7 +209,7 @@ def _wait_for_all(client: SyncPrefectClient, parents: list[UUID], *, until: date
 
 @contextmanager
 def _watching(measured: Callable[[], int]) -> Iterator[list[int]]:
-    """The largest value of a measure during the block, looked at now and then."""
+    """Largest value of a measure during the block, from samples at intervals."""
     most, stop = [0], threading.Event()
 
     def look() -> None:
@@ -225,5 +226,5 @@ def _watching(measured: Callable[[], int]) -> Iterator[list[int]]:
 
 
 def _requests(log: Path) -> int:
-    """Requests that a server has logged so far."""
+    """Number of requests that a server has logged so far."""
     return len(_REQUEST.findall(log.read_bytes())) if log.exists() else 0

@@ -22,7 +22,7 @@ _START_SECONDS = 60.0
 
 @contextmanager
 def served_s3(log: Path) -> Iterator[dict[str, Any]]:
-    """The fields of a store spec, until the block ends; the keys are in the environment."""
+    """The fields of a store spec, valid until the block ends. The keys are in the environment."""
     import boto3
 
     os.environ.update(_KEYS)

@@ -14,9 +14,10 @@ def growth(
     thorough: Annotated[bool, typer.Option("--thorough", help="Also the largest sizes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Measure what each thing costs at sizes from 1 to 100 times as much, or to 1,000 times with --thorough.
+    """Measure the cost of each operation at sizes from 1 to 100 times the smallest size, or to 1,000 times with
+    --thorough.
 
-    Exit code 0: nothing grows faster than linearly. 1: something does.
+    Exit code 0: no cost grows faster than linearly. 1: a cost does.
     """
     from benchmarks.growth.measure import MOST, measure
 

@@ -56,7 +56,7 @@ class Growth(NamedTuple):
 
 
 def measure(*, largest: int, say: Say) -> list[Growth]:
-    """All operations at sizes from the smallest one up to `largest` times as much, in factors of ten."""
+    """Measure all operations at sizes from the smallest size to `largest` times this size, in factors of ten."""
     factors = [10**power for power in range(int(math.log10(largest)) + 1)]
     found: list[Growth] = []
     for part in (_states, _tensors, _logs, _runs, _curves):
@@ -135,7 +135,7 @@ def _read_and_looked(length: int) -> tuple[float, float, float]:
 
 
 def _add_record(store: LocalStore, slot: int, history: History) -> None:
-    """Add one record, which a waiting parent finds when it looks again."""
+    """Add one record, which a waiting parent reads at its next poll."""
     assert history.newest is not None
     newest, seal = history.newest.ref, {"entry_id": uuid.uuid4().hex, "written_at": SystemClock().now()}
     entry = SealEntry(epoch=slot, attempt_id=newest.attempt_id, checkpoint=newest, rows=(), **seal)

@@ -26,9 +26,9 @@ def overhead(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Measure what a whole step costs under segue, data included, over the same step in a bare loop.
-
-    Each loop is a process of its own with one thread. Exit code 0: every figure is reached. 1: one of them is not.
+    """Measure the time of a whole step under segue, including its data, divided by the time of the same step in a bare
+    loop. Each loop is a separate process with one thread. Exit code 0: every figure is within its limit. 1: a figure is
+    not.
     """
     from benchmarks.overhead.measure import measure
 

@@ -1,7 +1,7 @@
-"""What segue does between the steps of a training whose step does nothing: microseconds of a step by part.
+"""The time of segue's work between the steps of a training whose step does nothing, in microseconds for each part.
 
 A real step leaves the processor's caches full of its own data. So each loop is measured twice: with a step that does
-nothing at all, and with one that writes more memory than the caches hold.
+nothing, and with a step that writes more memory than the caches hold.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SAMPLES, _BATCH = 16_385, 32
 
 
 class EmptyStep:
-    """A step without training. It starts and stops the sampler by the number of its calls."""
+    """A step without training, which starts and stops the sampler after fixed numbers of calls."""
 
     def __init__(self, *, kind: str, file: Path) -> None:
         self._sampler, self._file, self._count, self._steps = Sampler(__file__), file, 0, STEPS[kind]

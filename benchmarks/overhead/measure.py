@@ -1,5 +1,5 @@
-"""Whole processes that take turns: what a step costs under segue, over the same step without it, and how much later the
-first one comes."""
+"""Whole processes that take turns. They measure the time of a step under segue, divided by the time of the same step
+without segue, and the delay of the first step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 class Size(NamedTuple):
-    """One size of model, and how many of its steps are a turn."""
+    """One size of model, and the number of its steps in a turn."""
 
     name: str
     width: int
@@ -37,30 +37,31 @@ class Size(NamedTuple):
 SIZES = (Size("small", 448, 80), Size("large", 1_600, 10))
 TURNS = 24
 _SKIPPED = 4
-"""Turns that do not count: the first steps allocate, and segue then makes its first checkpoint."""
+"""Number of first turns that do not count, because the first steps allocate memory, and segue then makes its first
+checkpoint."""
 _ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
     "MALLOC_TRIM_THRESHOLD_": str(2**32),
     "MALLOC_TOP_PAD_": str(2**28),
 }
-"""glibc keeps the memory that a step has freed. By default it depends on what else a process holds whether freed memory
-goes back to the system, and then every step pays for its pages again: up to a third of a bare step in some of them."""
+"""Settings with which glibc keeps the memory that a step has freed. By default, some processes return freed memory to
+the system. Every step of these processes then requests its pages again, which takes up to a third of a bare step."""
 _SAMPLES = 16_385
-"""One more than a power of four."""
+"""Number of steps: one more than a power of four."""
 _SECONDS_TO_SAVE = 1e6
-"""The interval of saves: `bench checkpoint` measures those."""
+"""Interval of saves. The benchmark `checkpoint` measures the saves themselves."""
 
 
 class Run(NamedTuple):
-    """What one process needed."""
+    """The times of one process."""
 
     seconds: float
-    """For all turns that count."""
+    """Seconds of all turns that count."""
     startup_seconds: float
 
 
 def measure(rounds: int, *, say: Say) -> dict[str, Any]:
-    """Ratios as medians over rounds. In each of them every loop is a process, and they take turns."""
+    """Ratios, as medians over rounds. In each round, every loop is a process, and the processes take turns."""
     os.environ.update(_ALLOCATOR)  # Of all processes that are started from here on.
     found: dict[tuple[str, str], list[Run]] = {}
     for number in range(rounds):
@@ -91,7 +92,7 @@ def measure(rounds: int, *, say: Say) -> dict[str, Any]:
 
 
 def _one_round(size: Size, *, first: int) -> dict[str, Run]:
-    """Every loop once, in an order that begins with another one in each round."""
+    """Run every loop once, in an order that begins with another loop in each round."""
     names = [*_LOOPS][first % len(_LOOPS) :] + [*_LOOPS][: first % len(_LOOPS)]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
         trainings: dict[str, Loop] = {}
@@ -139,7 +140,7 @@ class _Script(subprocess.Popen[bytes]):
     """A process that runs a script."""
 
     def freeze(self) -> None:
-        """Stop it, and return when it has stopped or ended."""
+        """Stop the process, and return when it has stopped or ended."""
         self.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
@@ -171,7 +172,7 @@ def _under_segue(size: Size, folder: Path, *, is_program: bool) -> Loop:
 
 
 def one_thread_spec(folder: Path, *, steps: int, what: dict[str, Any]) -> RunSpec:
-    """A run with one thread and one save, at its end, whose store is in this folder."""
+    """A run with one thread, a store in this folder, and one save at its end."""
     saves = {"every_seconds": _SECONDS_TO_SAVE, "max_work_at_risk_seconds": _SECONDS_TO_SAVE}
     fields = {"run_id": "overhead", "steps": steps, "threads": 1, "store": {"url": str(folder / "store")}}
     return RunSpec.parse(fields | {"checkpoints": saves, "continuity": {"rehearsal": "off"}} | what)
@@ -200,4 +201,4 @@ _LOOPS: dict[str, Callable[[Size, Path], Loop]] = {
     "accelerate": lambda size, folder: _peer(size, folder, "accelerate"),
 }
 _OVER = {"recipe": "bare_loader", "session": "bare", "lightning": "bare_loader", "accelerate": "bare_loader"}
-"""Each loop with the bare one that draws its batches in the same way."""
+"""Each loop with the bare loop that draws its batches in the same way."""

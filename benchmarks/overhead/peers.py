@@ -11,7 +11,7 @@ from benchmarks.overhead.training import loss, options, parts, take_turns
 
 
 def train_with_lightning(steps: int, width: int, samples: int) -> None:
-    """Lightning's Trainer, with everything off that is not the loop."""
+    """Train with Lightning's Trainer, with everything except the loop switched off."""
     import lightning
 
     model, optimizer, loader = parts(width, samples)
@@ -38,7 +38,7 @@ def train_with_lightning(steps: int, width: int, samples: int) -> None:
 
 
 def train_with_accelerate(steps: int, width: int, samples: int) -> None:
-    """A loop of Accelerate's documentation."""
+    """Train with the loop in Accelerate's documentation."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)

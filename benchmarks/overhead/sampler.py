@@ -1,6 +1,5 @@
-"""A profile by samples: at equal distances of processor time, the file of the innermost frame that belongs to a part.
-
-A sample costs the same wherever it falls, so the shares of the parts do not change by being measured.
+"""A sampling profiler. At equal intervals of processor time, it records the file of the innermost frame that belongs to
+a part. Every sample costs the same, so the measurement does not change the shares of the parts.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Sampler:
     """Counts samples of the main thread by part, from `start` to `stop`."""
 
     def __init__(self, user_file: str) -> None:
-        """The time of functions in `user_file` is that of the step itself."""
+        """The time of functions in `user_file` counts as time of the step itself."""
         self._user_file, self._found = user_file, Counter[str]()
         self._started = 0.0
 

@@ -1,7 +1,7 @@
 """One training in four loops: bare and under segue, with a data loader and with batches that are drawn by hand.
 
-Every loop calls the same `loss`, which counts the steps: a step is what lies between two calls, so everything that a
-loop does between them counts. After each turn of some steps the process waits for its next one.
+Every loop calls the same `loss`, which counts the steps. A step is the time between two calls, so all work of a loop
+between two calls counts. After each turn of some steps the process waits for its next one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def take_turns(folder: str, steps: int) -> None:
-    """Train in turns of so many steps."""
+    """Train in turns of this number of steps."""
     _counters.append(Counter(Path(folder), steps=steps))
 
 
@@ -67,7 +67,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> float:
-    """One step; returns its loss, as a script that prints it needs it."""
+    """Make one step, and return its loss in the form that a script prints."""
     optimizer.zero_grad(set_to_none=True)
     value = loss(model, batch)
     value.backward()  # type: ignore[no-untyped-call]
@@ -76,7 +76,7 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tens
 
 
 def main() -> None:
-    """The bare loops, and the session's: the same script, which runs bare outside a segment."""
+    """Train in a bare loop, or in a session. Both are the same script, which runs bare outside a segment."""
     parser = options()
     parser.add_argument("--loader", action="store_true")
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Turns: several training processes of which one at a time makes some steps, while all others are stopped.
+"""Turns of several training processes. One process at a time makes some steps, while all others are stopped.
 
 The speed of a machine changes by several per cent within seconds. Loops that take turns meet the same changes.
 """
@@ -30,10 +30,10 @@ class Training(Protocol):
 
 
 class Counter:
-    """The side of the process that trains: it counts its steps, and waits after each turn."""
+    """Turns in the process that trains, which counts its steps, and waits after each turn."""
 
     def __init__(self, folder: Path, *, steps: int) -> None:
-        """A turn has so many steps. The times are written into the folder when this process ends."""
+        """A turn has `steps` steps. The times are written into the folder when this process ends."""
         self._folder, self._steps = folder, steps
         self._started = psutil.Process(os.getpid()).create_time()
         self._count, self._begun, self._startup_seconds = 0, 0.0, 0.0
@@ -41,7 +41,7 @@ class Counter:
         atexit.register(self._write)
 
     def step_begins(self) -> None:
-        """Note that a step begins, and so that the one before has ended."""
+        """Record that a step begins, and that the previous step has therefore ended."""
         if self._count == 1:
             self._startup_seconds = time.time() - self._started
         if self._count and self._count % self._steps == 0:
@@ -58,10 +58,10 @@ class Counter:
 
 
 class Turns:
-    """The other side: it lets a process make its turns."""
+    """Turns in the benchmark's process, which lets a training process make its turns."""
 
     def __init__(self, folder: Path) -> None:
-        """Use this new folder, which the process is given; to be made before the process starts."""
+        """Use this new folder, which the training process also gets. The call comes before the process starts."""
         folder.mkdir()
         for name in (_GO, _DONE):
             os.mkfifo(folder / name)
@@ -81,14 +81,14 @@ class Turns:
         training.freeze()
 
     def go_on(self, training: Training) -> None:
-        """Let it continue where it was stopped."""
+        """Let the process continue where it was stopped."""
         training.thaw()
         (self._folder / _GO).write_text("x")
 
     def notes(self) -> tuple[float, list[float]]:
         """Seconds from the start of the process to the end of its first step, and the seconds of each turn.
 
-        To be called when the process has ended.
+        The call comes after the process has ended.
         """
         os.close(self._done)
         noted = json.loads((self._folder / _NOTES).read_text())

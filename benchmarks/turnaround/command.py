@@ -23,9 +23,9 @@ def turnaround(
 ) -> None:
     """Measure the time from a decision to the first new step of its segment, on a warm local pool.
 
-    Then that from the last step before a planned end to the next step, on the same machine, and that from a trainer's
-    death to its report in the log. Exit code 0: at most 4 s, 1.5 s of it orchestration, 3 s and 1 s, as medians. 1: one
-    of them is higher.
+    Then measure the time from the last step before a planned end to the next step, on the same machine, and the time
+    from a trainer's death to its report in the log. Exit code 0: the medians are at most 4 s (1.5 s of it
+    orchestration), 3 s and 1 s. 1: a median is higher.
     """
     from benchmarks.turnaround.measure import measure
 

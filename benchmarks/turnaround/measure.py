@@ -1,4 +1,4 @@
-"""Turnarounds on a warm local pool: one run whose segments get notices in turn, on a Prefect of its own."""
+"""Turnarounds on a warm local pool: one run whose segments get notices in turn, on a separate Prefect."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _RUN_ID = "turnaround"
 _PLANNED_STEPS = 1600
 """Steps of a segment with a planned end: about ten seconds, so that the next trainer has time to boot."""
 _WARM_SECONDS = 20.0
-"""How long a segment trains until the worker of its pool has the next processes ready: ten seconds, and their boot."""
+"""Time for which a segment trains until its pool's worker has the next processes ready: ten seconds, and their boot."""
 _FEWER = 3
-"""So many turnarounds come on one planned end and one death."""
+"""Number of turnarounds for each planned end and each death."""
 _LONGEST_SECONDS = 120.0
 _POLL_SECONDS = 0.1
 
@@ -45,13 +45,13 @@ class Turnaround:
     """One turnaround, in seconds."""
 
     decision_to_created: float
-    """From the decision in the log to the flow run on the server."""
+    """Seconds from the decision in the log to the flow run on the server."""
     created_to_running: float
-    """Until the engine has begun the flow: the worker's poll, Python, Prefect."""
+    """Seconds until the engine has begun the flow: the worker's poll, Python, Prefect."""
     running_to_claim: float
-    """Until the trainer has claimed the run: Python, torch, the log."""
+    """Seconds until the trainer has claimed the run: Python, torch, the log."""
     claim_to_first_step: float
-    """Until the first new step is done: build, restore, replay of the witness rows."""
+    """Seconds until the first new step is done: build, restore, replay of the witness rows."""
 
     @property
     def orchestration(self) -> float:
@@ -82,7 +82,7 @@ def measure(count: int, *, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def report(found: list[Turnaround], planned_ends: list[float], deaths: list[float]) -> dict[str, Any]:
-    """The figures of these turnarounds, and of planned ends and seen deaths in seconds. Pure."""
+    """The figures of these turnarounds, and of planned ends and detected deaths, in seconds. The function is pure."""
     parts = {field.name: statistics.median(getattr(each, field.name) for each in found) for field in fields(Turnaround)}
     return {
         "turnarounds": len(found),
@@ -127,7 +127,7 @@ def _planned_ends(client: SyncPrefectClient, folder: Path, count: int, say: Call
 
 
 def _deaths(client: SyncPrefectClient, folder: Path, count: int, say: Callable[[str], None]) -> list[float]:
-    """Seconds from the SIGKILL of a trainer to the report in the log that it is lost."""
+    """Seconds from the SIGKILL of a trainer to the report in the log that the attempt is lost."""
     spec = _spec(folder, run_id="deaths", checkpoints={"every_steps": 100})
     runlog = open_run(spec, clock=SystemClock())
     trigger(client, spec)

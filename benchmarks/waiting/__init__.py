@@ -1,1 +1,1 @@
-"""What a parent costs that waits: processor time, requests to the store, reading of its log."""
+"""The costs of a waiting parent: processor time, requests to the store, and reading of its log."""

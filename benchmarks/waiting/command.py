@@ -24,11 +24,10 @@ def waiting(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Measure what a parent costs that waits, at any length of its log, and how long a long log takes to read.
-
-    With --served it measures instead the memory and processor time of one process that serves this many waiting runs.
-    Exit code 0: less than 2 % of a core, at most 30 requests a minute to a remote store, and 3 s for 10,000 records;
-    with --served, less than 2 % of a core and 20 MB a run. 1: at least one figure is higher.
+    """Measure the costs of a waiting parent at several lengths of its log, and the time to read a long log. With
+    --served, the benchmark instead measures the memory and processor time of one process that serves this many waiting
+    runs. Exit code 0: less than 2 % of a core, at most 30 requests a minute to a remote store, and 3 s for 10,000
+    records; with --served, less than 2 % of a core and 20 MB a run. 1: at least one figure is higher.
     """
     if served:
         _measure_served(served, database=database, as_json=as_json)
@@ -65,7 +64,7 @@ def _measure_served(runs: int, *, database: str | None, as_json: bool) -> None:
 
 
 def show(report: Mapping[str, Any], to: Console) -> None:
-    """Print the cost of waiting by length, and the seconds of each reading."""
+    """Print the cost of waiting by length of the log, and the seconds of each reading."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for title in ("records", "% of a core\nin a folder", "% of a core\nremote", "requests\na minute, remote"):
         table.add_column(title, justify="right", no_wrap=True)

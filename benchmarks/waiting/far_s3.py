@@ -1,4 +1,5 @@
-"""A proxy to S3 that adds a round trip to every request, in a process of its own: it takes no time from the reader."""
+"""A proxy to S3 that adds a round trip to every request. The proxy is a separate process, so that it takes no time from
+the reader."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _CHUNK_BYTES = 2**16
 
 @contextmanager
 def far_s3(onward_url: str, *, latency_seconds: float) -> Iterator[str]:
-    """The address of a proxy to this server, for as long as the block lasts."""
+    """The address of a proxy to this server, during the block."""
     command = [sys.executable, "-m", "benchmarks.waiting.far_s3", onward_url, str(latency_seconds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=child_environment(), start_new_session=True) as process:
         try:
@@ -41,7 +42,8 @@ async def _serve(onward_url: str, latency_seconds: float) -> None:
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, latency_seconds: float) -> None:
-    """Copy one direction of a connection; what is sent while nothing else is under way waits for the round trip."""
+    """Copy one direction of a connection. Bytes that are sent while no other bytes are on the way wait for the round
+    trip."""
     with suppress(OSError):
         while data := await reader.read(_CHUNK_BYTES):
             await asyncio.sleep(latency_seconds)

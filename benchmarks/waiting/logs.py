@@ -41,7 +41,7 @@ RUN_ID = "waiting"
 HEARTBEAT_SECONDS = 2.0
 """The default."""
 COMMITS = 4
-"""Commits of an attempt. With decision, claim, verdict, seals and report it has 12 records."""
+"""Number of commits of an attempt. With decision, claim, verdict, seals and report, an attempt has 12 records."""
 _STEPS = 1000
 _STEP_SECONDS = 0.9
 _AT_ONCE = 32
@@ -49,7 +49,8 @@ _HERE = Environment(torch="2.13.0", device="cuda", instruction_set="AVX512", thr
 
 
 def spec_of(records: int, *, now: datetime, **fields: Any) -> RunSpec:
-    """A run with a deadline, most of whose steps are done after this many records; `fields` are those that differ."""
+    """A run with a deadline that has made most of its steps after this many records. `fields` replaces fields of the
+    spec."""
     policy = {"step_seconds": _STEP_SECONDS, "changeover_seconds": 300.0}
     common: dict[str, Any] = {"run_id": RUN_ID, "recipe": "train:build", "checkpoints": {"every_seconds": 300.0}}
     steps = _STEPS * COMMITS * (records // 12 + 3)
@@ -90,7 +91,7 @@ def _plan(segment: int, parent: CheckpointRef | None) -> SegmentPlan:
 
 
 def _entries(spec: RunSpec, begun: datetime) -> Iterator[tuple[SegmentPlan, Entry]]:
-    """Each record with the plan that is in force, without end."""
+    """Yield each record with the current plan, without end."""
     parent: CheckpointRef | None = None
     plan, slot = _plan(0, None), 0
 

@@ -1,4 +1,5 @@
-"""A real parent that waits for a live attempt: its processor time, and its requests to the store."""
+"""A real parent that waits for a live attempt, with a measurement of its processor time and its requests to the
+store."""
 
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ _WARM_UP_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Cost:
-    """What a parent took while it waited."""
+    """The costs of a parent while it waited."""
 
     cpu_share: float
-    """Processor seconds a second: of one core."""
+    """Share of one core: processor seconds in each second."""
     requests_a_minute: float
 
 
@@ -51,7 +52,7 @@ def wait_for(seconds: float, near: LocalStore, spec: RunSpec, plan: SegmentPlan,
 
 
 class _Attempt:
-    """Writes heartbeats; knows how much processor time that took."""
+    """Writes heartbeats, and measures the processor time for them."""
 
     def __init__(self, store: LocalStore, plan: SegmentPlan) -> None:
         self._store, self._plan = store, plan
@@ -88,7 +89,7 @@ class _TimeUpError(Exception):
 
 
 class _Stopwatch(SystemClock):
-    """The real clock; measures this process from the end of the warm-up on, and ends the wait."""
+    """The real clock, which also measures this process after the warm-up, and ends the wait."""
 
     def __init__(self, seconds: float, attempt: _Attempt, store: RemoteStore) -> None:
         self._seconds, self._attempt, self._store = seconds, attempt, store
@@ -145,6 +146,6 @@ class _Silent:
         return False
 
     def cancel(self, handle: str, why: str, *, reason: StopReason | None = StopReason.CANCELLED) -> None:
-        """Nothing was started."""
+        """Do nothing, because nothing was started."""
 
     cancel_standby = mark_lost = cancel

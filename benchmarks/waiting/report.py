@@ -27,24 +27,24 @@ from segue.stores import LocalStore, Store, open_store
 Say = Callable[[str], None]
 
 MOST_CPU_SHARE, MOST_REQUESTS_A_MINUTE, MOST_RELOAD_SECONDS = 0.02, 30.0, 3.0
-"""What is to be reached."""
+"""The limits of the figures."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured."""
+    """The options of the measurement."""
 
     lengths: tuple[int, ...] = (100, 1_000, 10_000)
-    """Records in the logs; the longest one is also reloaded."""
+    """Numbers of records in the logs. The longest log is also reloaded."""
     seconds: float = 20.0
-    """How long a parent waits on a folder."""
+    """Seconds for which a parent waits on a folder."""
     remote_seconds: float = 60.0
     latency_seconds: float = 0.02
     with_s3: bool = True
 
 
 def measure(options: Options, *, say: Say) -> dict[str, Any]:
-    """Waiting at each length of the log, and reading of the longest log, with and without its packs."""
+    """Measure the wait at each length of the log, and the reading of the longest log, with and without its packs."""
     report: dict[str, Any] = {"lengths": list(options.lengths), "latency_seconds": options.latency_seconds}
     report["load_average_before"] = round(os.getloadavg()[0], 2)
     with TemporaryDirectory() as folder:
@@ -69,7 +69,7 @@ def measure(options: Options, *, say: Say) -> dict[str, Any]:
 
 
 def passed(report: Mapping[str, Any]) -> bool:
-    """Whether every figure reaches what is to be reached."""
+    """Whether every figure is within its limit."""
     limits = {
         "cpu_share_": MOST_CPU_SHARE,
         "requests_a_minute_remote": MOST_REQUESTS_A_MINUTE,
@@ -80,7 +80,7 @@ def passed(report: Mapping[str, Any]) -> bool:
 
 
 def _reloads(name: str, near: Store, far: Store, records: int, say: Say) -> dict[str, float]:
-    """Seconds and processor seconds of a new process's reading of the log and its folding, by the far store."""
+    """Seconds and processor seconds in which a new process reads and folds the log from the far store."""
     say(f"reading {name}, {records} records")
     for item in near.list_objects(f"{RUN_ID}/log-packs/"):
         near.delete([item.key])
@@ -105,7 +105,8 @@ def _write_packs(store: Store) -> None:
 
 @contextmanager
 def _far_bucket(latency_seconds: float) -> Iterator[tuple[Store, Store]]:
-    """A prefix of a bucket at moto's server: as it is, and with a round trip for each request."""
+    """A prefix of a bucket on moto's server, as a store without delay, and as a store with a round trip for each
+    request."""
     with made_up_keys(), moto_server() as url, new_bucket(url) as bucket:
         prefix = f"s3://{bucket}/{uuid.uuid4().hex}"
         with far_s3(url, latency_seconds=latency_seconds) as far_url:

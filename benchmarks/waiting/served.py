@@ -1,4 +1,4 @@
-"""Many waiting runs in one `segue serve`, on a Prefect of its own: its memory and its processor time."""
+"""The memory and the processor time of one `segue serve` with many waiting runs, on a separate Prefect."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from segue.stores import LocalStore
 Say = Callable[[str], None]
 
 MOST_BYTES_A_RUN, MOST_CPU_SHARE_A_RUN = 20_000_000, 0.02
-"""What is to be reached: 100 runs in 2 GB."""
+"""Limits of the figures: 100 runs in 2 GB."""
 _RECORDS = 100
 """Records in each log: about eight preemptions."""
 _STARTED_AT_ONCE = 10
@@ -60,7 +60,7 @@ def measure_served(runs: int, *, database: str | None = None, say: Say) -> dict[
 
 
 def served_passed(report: Mapping[str, Any]) -> bool:
-    """Whether memory and processor time reach what is to be reached."""
+    """Whether memory and processor time are within their limits."""
     is_small: bool = report["memory_bytes"] <= MOST_BYTES_A_RUN * report["runs"]
     is_quiet: bool = report["cpu_share_a_run"] < MOST_CPU_SHARE_A_RUN
     return is_small and is_quiet
@@ -115,7 +115,7 @@ def _figures(serve: psutil.Popen, runs: int) -> dict[str, Any]:
 
 
 def _end(serve: psutil.Popen, store: LocalStore) -> dict[str, Any]:
-    """How long SIGTERM takes to end the process, and how many parents could not leave in this time."""
+    """Time from SIGTERM to the end of the process, and the number of parents that could not leave in this time."""
     begun = time.monotonic()
     serve.terminate()
     serve.wait()

@@ -1,4 +1,4 @@
-"""The zones and cases of the artifact: availability and prices per tick, and what each published policy has paid."""
+"""The zones and cases of the artifact: availability and prices in each tick, and the cost of each published policy."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ SKYNOMAD, UP_S, THEIR_OPTIMUM = (
     "multi_region_rc_cr_threshold_eager_failover",
     "multi_region_oracle_dp",
 )
-"""Names in the artifact: SkyNomad, Uniform Progress that moves between zones, and what it calls the optimum."""
+"""Names in the artifact of SkyNomad, of Uniform Progress between zones, and of the optimum."""
 
 
 @dataclass(frozen=True)
 class Zone:
-    """One kind of instance in one zone, over the whole trace."""
+    """One instance type in one zone, over the whole trace."""
 
     name: str
     tick_seconds: float
     up: Flags
     spot_price: Floats
-    """Money per hour in each tick, whether spot is up or not."""
+    """Price per hour in each tick, even if spot is down."""
     on_demand_price: float
 
     @cached_property
     def region(self) -> str:
-        """The region: between its zones, a checkpoint is transferred for nothing."""
+        """The region. A checkpoint transfer between zones of one region is free."""
         zone = self.name.partition("_")[0]
         return zone[:-1].removesuffix("-")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One job in one window of the traces, with what the published policies have paid for it."""
+    """One job in one window of the traces, with the costs of the published policies."""
 
     sweep: str
     scenario: str
     zones: tuple[Zone, ...]
-    """Cut to the window: the first tick is the job's first."""
+    """The zones, cut to the window. The first tick is the job's first tick."""
     work_seconds: float
     deadline_seconds: float
     restart_seconds: float
@@ -71,12 +71,12 @@ class Case:
 
     @property
     def is_all_on_demand(self) -> bool:
-        """Whether there is no time for a restart: the artifact then charges on-demand for both."""
+        """Whether there is no time for a restart. The artifact then charges every policy for on-demand."""
         return self.work_seconds + self.restart_seconds > self.deadline_seconds
 
     @property
     def point(self) -> str:
-        """The point of the sweep that the case belongs to."""
+        """The point of the sweep to which the case belongs."""
         ratio = self.deadline_seconds / self.work_seconds
         return f"{self.sweep} {self.scenario} {ratio:.2f} {self.checkpoint_gb:g}"
 
@@ -92,7 +92,7 @@ def read_cases(folder: Path) -> list[Case]:
     """Every case of the artifact.
 
     Raises:
-        TraceError: the folder has no such file, or it cannot be read.
+        TraceError: the folder has no such file, or the file cannot be read.
     """
     file = folder / FILE
     try:

@@ -1,7 +1,7 @@
-"""The least possible cost of a case for somebody who knows all of it: exact, with a restart that ends within a tick.
+"""The exact least possible cost of a case that is known in advance, with a restart that ends within a tick.
 
-A dynamic program backwards over the ticks, for every amount of work that can be left. All progress is a multiple of the
-greatest common divisor of tick and restart, so the amounts are exact.
+A dynamic program goes backwards over the ticks, for every possible amount of remaining work. All progress is a multiple
+of the greatest common divisor of tick and restart, so the amounts are exact.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class _Grid:
     units: int
     """Units of progress until the work is done."""
     progress: tuple[int, ...]
-    """Units of progress in each tick of a machine from its launch on; the last one holds from then on."""
+    """Units of progress in each tick of a machine since its launch. The last value is also the value of all later
+    ticks."""
 
     @classmethod
     def of(cls, case: Case) -> _Grid:
@@ -58,11 +59,12 @@ class _Table:
         over = np.full(size, np.inf)
         over[0] = 0.0
         self._idle: list[Floats] = [over for _ in (*zones, None)]
-        """Without a machine, by the zone of the checkpoint; the last one: there is no checkpoint yet."""
+        """Costs without a machine, by the zone of the checkpoint. The last element is the cost before the first
+        checkpoint."""
         self._held: dict[tuple[int, bool], list[Floats]] = {
             kind: [over for _ in self._grid.progress] for kind in self._kinds
         }
-        """With a machine, by the ticks since its launch."""
+        """Costs with a machine, by the number of ticks since its launch."""
 
     def solved(self) -> float:
         for tick in reversed(range(self._case.ticks)):

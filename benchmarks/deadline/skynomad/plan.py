@@ -1,4 +1,5 @@
-"""PLAN over several pools, for one case of the yardstick: the choice of the table, with what the run has seen."""
+"""PLAN over several pools, for one case of the yardstick: the choice from the table, with the observations of the
+run."""
 
 from __future__ import annotations
 
@@ -15,18 +16,18 @@ from segue.policy.rules.pool_table import Costs, Moves, Pools, Table, solve
 _LEAST_STEP_SECONDS, _SHORT_STEPS = 400.0, 3
 _SLACK_STEPS, _SLACK_PARTS = 150, 5
 _UNSEEN_SECONDS = 3600.0
-"""A request to a pool that was not seen for so long shows how often the pool is up."""
+"""Time without an observation after which a request to a pool shows how often the pool is up."""
 _RECENT_TICKS = 1.5
 _STILL_DOWN_SECONDS = 2 * HOUR
 _PRICE_STEP = 0.03
-"""A table is solved again when a price has moved by about this share."""
+"""Relative change of a price after which a table is solved again."""
 
 WEIGHTS = Weights()
 
 
 @dataclass
 class _Seen:
-    """When a pool was seen last, and in which state."""
+    """Time and state of the last observation of a pool."""
 
     at_seconds: float = -math.inf
     down_since: float | None = None
@@ -46,7 +47,8 @@ class PlanOverPools:
         self._on_demand = min(zones, key=lambda zone: case.zones[zone].on_demand_price)
         self._seen = [_Seen() for _ in zones]
         self._held: tuple[int, float, float] | None = None
-        """The pool of the spot machine, when it was granted, and the age of the interval then."""
+        """The pool of the spot machine, the time at which the machine was granted, and the age of the interval at this
+        time."""
         self._solved: tuple[object, Table] | None = None
 
     def act(self, world: World) -> None:
@@ -64,7 +66,7 @@ class PlanOverPools:
             world.use_on_demand(self._on_demand)
 
     def _look(self, world: World, now: float) -> None:
-        """Take note of the machine that is still there, or was lost."""
+        """Record whether the machine still runs or was lost."""
         if self._held is None:
             return
         zone, since, age = self._held
@@ -107,7 +109,7 @@ class PlanOverPools:
         )
 
     def _present(self, world: World, costs: Costs, now: float) -> tuple[float, str]:
-        """The cost of the best choice that asks no pool, and its name."""
+        """The cost and the name of the best choice without a request to a pool."""
         source = world.last_zone if world.last_zone is not None else len(self._seen)
         waited = age_bin(self._down_seconds(now))
         if self._held is not None:
@@ -154,16 +156,17 @@ class PlanOverPools:
         return True
 
     def _down_seconds(self, now: float) -> float:
-        """For how long the pool that went down last is down, of those that were down at the last tick."""
+        """Duration of the current down interval of the pool that went down last, among the pools that were down at the
+        last tick."""
         down = [now - (seen.down_since or 0.0) for zone, seen in enumerate(self._seen) if self._is_down(zone, now)]
         return min(down, default=0.0)
 
     def _is_down(self, zone: int, now: float) -> bool:
-        """Whether the pool was down at the last tick, so that it is young if it is up now."""
+        """Whether the pool was down at the last tick. If the pool is up now, its up interval is then young."""
         return now - self._seen[zone].last_down <= _RECENT_TICKS * self._case.tick_seconds
 
     def _was_down(self, zone: int, now: float) -> bool:
-        """Whether the pool was down a short time ago, so that it is probably down still."""
+        """Whether the pool was down a short time ago, and is therefore probably still down."""
         return now - self._seen[zone].last_down <= _STILL_DOWN_SECONDS
 
     def _release(self, now: float) -> None:

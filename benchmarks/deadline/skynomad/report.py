@@ -1,4 +1,4 @@
-"""What the published policies have paid in each case, beside what is paid and what is possible in this simulation."""
+"""Compares the costs of the published policies in each case with the costs and the optimum of this simulation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SKYNOMAD_ON_V100 = "unified_cost_model_rate_ratio"
 
 
 class Row(NamedTuple):
-    """One case: costs as the published tables count them, without the tick in which the work ends."""
+    """The costs of one case, counted as in the published tables, without the tick in which the work ends."""
 
     sweep: str
     point: str
@@ -28,22 +28,23 @@ class Row(NamedTuple):
     """Whether no time is left for a restart, so that every policy costs the same."""
     ours: float
     is_late: bool
-    """Whether ours missed the deadline."""
+    """Whether segue's policy missed the deadline."""
     skynomad: float
     up_s: float
     up_s_published: float
     their_optimum: float
     least: float
-    """The least cost, exactly."""
+    """The exact least cost."""
 
     @property
     def is_reproduced(self) -> bool:
-        """Whether this simulation charges the published policy what was published."""
+        """Whether this simulation reproduces the published cost of the published policy."""
         return abs(self.up_s - self.up_s_published) <= CENT
 
 
 def measure(folder: Path, *, jobs: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run every case of the artifact; one row for each point of its sweeps, then the sweeps, then all.
+    """Run every case of the artifact. Return one row for each point of its sweeps, then a row for each sweep, then a
+    row for all cases.
 
     Raises:
         TraceError: the data cannot be read.
@@ -87,7 +88,7 @@ def row_of(case: Case) -> Row:
 
 
 def _pooled(found: Sequence[Row]) -> dict[str, float]:
-    """Ratios of totals: all costs over the published optimum."""
+    """Ratios of total costs to the published optimum."""
     theirs = sum(row.their_optimum for row in found)
     return {
         "cases": len(found),

@@ -60,7 +60,7 @@ class UniformProgress:
         return wish
 
     def _is_kept(self, world: World) -> bool:
-        """Whether the wish for spot came from the last rule alone, so that without spot the job waits."""
+        """Whether only the last rule requests spot, so that the job waits if there is no spot."""
         case, left = world.case, world.time_left_seconds
         return self._needed(world, 2) > left or self._needed(world, 1) >= left or case.restart_seconds < 0
 
@@ -70,7 +70,7 @@ class UniformProgress:
         return world.done_seconds - world.tick * case.tick_seconds * case.work_seconds / case.deadline_seconds
 
     def _may_leave(self, world: World) -> bool:
-        """Whether a job on on-demand may go back to spot: it is ahead by two restarts."""
+        """Whether a job on on-demand may return to spot, because it is ahead by two restarts."""
         case = world.case
         after = world.tick * case.tick_seconds + 2 * case.restart_seconds
         return after * case.work_seconds / case.deadline_seconds - world.done_seconds < 0

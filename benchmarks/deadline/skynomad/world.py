@@ -27,9 +27,8 @@ class Machine:
 
 @dataclass
 class World:
-    """The state of one run. A policy reads it, and calls `try_spot`, `use_on_demand` and `stop`.
-
-    A policy may read prices at the current tick, not availability: only its attempts show that.
+    """The state of one run. A policy reads the state, and calls `try_spot`, `use_on_demand` and `stop`. A policy may
+    read prices at the current tick, but not availability, which only its requests show.
     """
 
     case: Case
@@ -38,7 +37,7 @@ class World:
     machine: Machine | None = None
     restart_left_seconds: float = 0.0
     last_zone: int | None = None
-    """The zone of the newest machine that ran for a tick; the checkpoint is there."""
+    """The zone of the newest machine that ran for a tick. The checkpoint is in this zone."""
     is_taken_over: bool = False
     """Whether the deadline has forced on-demand."""
     launches: int = 0
@@ -57,23 +56,24 @@ class World:
         return math.floor(left / self.case.tick_seconds + 1e-9) * self.case.tick_seconds
 
     def spot_price(self, zone: int) -> float:
-        """Money per hour, now."""
+        """Current price per hour."""
         return float(self.case.zones[zone].spot_price[self.tick])
 
     def try_spot(self, zone: int) -> bool:
-        """Ask for spot in a zone: a refusal is free and instant; a machine replaces the one that the job holds."""
+        """Request spot in a zone. A refusal is free and instant. A granted machine replaces the job's current
+        machine."""
         if not self.case.zones[zone].up[self.tick]:
             return False
         self._launch(Machine(zone, is_spot=True))
         return True
 
     def use_on_demand(self, zone: int) -> None:
-        """Start on-demand in a zone, unless the job runs on it already."""
+        """Start on-demand in a zone. If the job already runs on on-demand there, nothing changes."""
         if self.machine != Machine(zone, is_spot=False):
             self._launch(Machine(zone, is_spot=False))
 
     def stop(self) -> None:
-        """Give the machine back."""
+        """Release the machine."""
         self.machine = None
 
     def _launch(self, machine: Machine) -> None:
@@ -108,12 +108,12 @@ class World:
 
     @property
     def cost(self) -> float:
-        """All that was charged."""
+        """All charges so far."""
         return sum(self._costs) + sum(self._transfers)
 
     @property
     def cost_as_published(self) -> float:
-        """The cost without the last tick, as the published tables have it."""
+        """The cost without the last tick, as in the published tables."""
         return sum(self._costs[:-1]) + sum(self._transfers[:-1])
 
 
@@ -157,7 +157,8 @@ def _must_take_over(world: World) -> bool:
 
 
 def _take_over(world: World) -> None:
-    """On-demand in the zone of the machine; without one, where the rest costs least."""
+    """Use on-demand in the zone of the machine. Without a machine, use the zone in which the remaining work costs
+    least."""
     machine = world.machine
     if machine is not None:
         world.use_on_demand(machine.zone)

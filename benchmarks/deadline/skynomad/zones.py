@@ -2,8 +2,8 @@
 
 The zones are availability traces of one kind that cover the same time. As in the published setting of "Can't Be Late"
 (NSDI 2024), spot costs the same in all zones, on-demand costs three times as much, seconds are charged, and a death
-loses no work. As in a run, a machine that works is left for another one when that has booted, and both are paid. The
-least cost, in hindsight, does not include such overlaps.
+loses no work. As in a run, the job leaves a working machine when the next machine has booted, and both machines are
+paid. The least cost, in hindsight, does not include such overlaps.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 
 class Overlapping(World):
-    """A world in which a machine works until the next one has booted; seconds are charged."""
+    """A world in which a machine works until the next machine has booted, and in which seconds are charged."""
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)
