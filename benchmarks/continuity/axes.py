@@ -1,7 +1,7 @@
 """The figures of each axis of the continuity benchmark, and of all axes together. Pure.
 
-A kind is found if every resume with it is called broken. Shares are of kinds, so that a kind with many resumes does
-not weigh more.
+A kind is detected if every resume of this kind is called broken. Shares are shares of kinds, so that a kind with many
+resumes has no greater weight.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from dataclasses import dataclass
 from typing import Any
 
 WINDOW_STEPS = 8
-"""Steps that a resume replays: what acts later is counted apart."""
+"""Number of steps that a resume replays. Faults that act later are counted separately."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One resume, and what was said about it."""
+    """One resume and its verdict."""
 
     kind: str
     axis: str
     is_sound: bool = False
-    """Whether nothing is lost, so that `broken` is a false alarm."""
+    """Whether the resume loses nothing, so that `broken` is a false alarm."""
     is_found: bool = False
     is_named: bool = False
-    """Whether the finding names what was lost. "Outside the checkpoint" is no name."""
+    """Whether the finding names the lost state. "Outside the checkpoint" does not count as a name."""
     is_advised: bool = False
-    """Whether the finding says what to do."""
+    """Whether the finding has a fix."""
     is_enough: bool | None = None
-    """Whether a resume is exact once the advice was followed to the letter; None: that was not tried."""
+    """Whether a resume is exact after the fix was applied literally; None: not tried."""
     is_foregone: bool = False
-    """Whether it edits what a component loads, so that the component's own digest shows it."""
+    """Whether the fault edits the data that a component loads, so that the component's own digest shows the fault."""
     acts_after: int | None = 1
-    """Steps from the resume to the first one that differs; None: none did, so nothing was lost."""
+    """Number of steps from the resume to the first step that differs; None: no step differs, so nothing was lost."""
     is_named_at_commit: bool | None = None
-    """Whether the first commit names it, without a resume; None: it is no state that training changes."""
+    """Whether the first commit names the lost state without a resume; None: training does not change this state."""
     noise: str = ""
-    """The recipe under whose noise it was made."""
+    """The recipe under whose noise the resume was made."""
 
 
 def figures(trials: Iterable[Trial]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _axis(trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def _of_advice(trials: Sequence[Trial]) -> dict[str, Any]:
-    """Of those whose advice was followed: for how many it is enough."""
+    """Share of the resumes with an applied fix for which the fix is sufficient."""
     if not trials:
         return {}
     short = _kinds(trials, lambda trial: not trial.is_enough)
@@ -100,7 +100,7 @@ def _of_noise(trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def _within(trials: Sequence[Trial]) -> list[Trial]:
-    """The faults that act while a resume looks."""
+    """The faults that act within the steps that a resume replays."""
     return [t for t in trials if not t.is_sound and t.acts_after is not None and t.acts_after <= WINDOW_STEPS]
 
 
@@ -114,7 +114,7 @@ def _shares(faults: Sequence[Trial]) -> dict[str, Any]:
 
 
 def _share(trials: Sequence[Trial], is_so: Any) -> float | None:
-    """The mean over kinds of the share of a kind's trials for which it is so."""
+    """The mean over kinds of the share of trials for which the predicate is true."""
     by_kind: dict[tuple[str, str], list[bool]] = {}
     for trial in trials:
         by_kind.setdefault((trial.kind, trial.noise), []).append(bool(is_so(trial)))

@@ -15,7 +15,7 @@ from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
 from segue.reports.console import console, show_json
 
 _WIDTH_IN_FILES = 140
-"""Of the tables, in columns, where no terminal has one: nothing of them is cut off."""
+"""Width of the tables, in columns, if there is no terminal, so that no table is cut off."""
 _LISTED = "separated by commas; all by default"
 
 
@@ -31,8 +31,9 @@ def continuity(
 ) -> None:
     """Measure the verdicts: make faulty resumes of every known kind, and clean resumes that look suspicious.
 
-    Exit code 0: everything was measured and no clean resume was called broken. 1: otherwise. Missed faults do not
-    change it: they are the result. 2: the benchmark could not start as asked.
+    Exit code 0: everything was measured and no clean resume was called broken. 1: a measurement failed, or a clean
+    resume was called broken. Missed faults do not change the exit code, because they are the result. 2: the benchmark
+    could not start with these options.
     """
     # Torch takes seconds to import: what can be refused without it has been refused by now.
     from benchmarks.continuity import matrix as bench
@@ -61,7 +62,7 @@ def continuity(
 
 
 def show(report: Mapping[str, Any], to: Console) -> None:
-    """Print a row for each kind and each control, and what they come to."""
+    """Print a row for each kind and each control, and their totals."""
     to.print(_kinds_table(report["by_kind"]))
     to.print(_controls_table(report["by_control"]))
     to.print(_axes_table(report))
@@ -172,10 +173,10 @@ def _percent(share: float | None) -> str:
 def _chosen(
     asked: str | None, known: tuple[str, ...], *, what: str, is_part_enough: bool = False
 ) -> tuple[str, ...] | None:
-    """The known names that were asked for.
+    """Return the requested names, if all are known.
 
     Raises:
-        typer.BadParameter: nothing is called so.
+        typer.BadParameter: a name is unknown.
     """
     if asked is None:
         return None

@@ -1,4 +1,4 @@
-"""Clean resumes that look suspicious: whatever is said about them but exact or equivalent is a false alarm."""
+"""Clean resumes that look suspicious. Every verdict on them except exact or equivalent is a false alarm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from segue.records import VerdictKind
 
 RESUME_STEP = 56
-"""Where the first resume of a control is; each later one comes eight steps after the one before."""
+"""Step of the first resume of a control. Each later resume comes eight steps after the previous resume."""
 WINDOW_STEPS = 8
 _BATCH = 32
 
@@ -24,14 +24,15 @@ class Control:
 
     name: str
     config: Callable[[str], Mapping[str, Any]] = _nothing
-    """Of all attempts, by model."""
+    """Config of all attempts, by model."""
     expected: VerdictKind = VerdictKind.EXACT
     threads: int = 1
-    """Of every other attempt; the first one, and each one between, has one."""
+    """Number of threads of every second attempt. The first attempt, and every second attempt after it, has one
+    thread."""
     ends_before: int = 0
-    """How many steps before the resume point step the first attempt ends."""
+    """Number of steps before the resume point at which the first attempt ends."""
     damages_newest: bool = False
-    """A byte of the newest checkpoint is changed: the resume has to take the one before."""
+    """Whether a byte of the newest checkpoint is changed, so that the resume must use the previous checkpoint."""
 
 
 def _always(**config: Any) -> Callable[[str], Mapping[str, Any]]:

@@ -1,4 +1,5 @@
-"""What continuity costs a training step: seconds, by pairs of steps with and without it, and bytes in the store.
+"""The cost of continuity for a training step: seconds, from pairs of steps with and without continuity, and bytes in
+the store.
 
 `python -m benchmarks.continuity.cost` measures nothing else.
 """
@@ -40,7 +41,7 @@ T = TypeVar("T")
 STEP_SECONDS = 0.020
 COMMIT_EVERY_STEPS = 100
 _MEASURED_COMMIT_EVERY = 32
-"""While steps are measured, so that a quarter of them bear witness."""
+"""Save interval during the measurement, with which a quarter of the steps are witness steps."""
 _HEARTBEAT_SECONDS = 2.0
 _WARM_UP, _TRIES = 32, 30
 _PAIRS, _CURVE_STEPS = 1000, 1000
@@ -53,24 +54,25 @@ class Cost:
     """Figures of the cost; seconds are medians."""
 
     step_seconds: float
-    """Of a bare step."""
+    """Seconds of a bare step."""
     step_overhead_seconds: float
-    """More than that, of a step that bears no witness: the sum of all parts."""
+    """Additional seconds of a step without a witness row: the sum of all parts."""
     witness_seconds: float
-    """More than a bare step, of one that does: eight after each commit."""
+    """Additional seconds of a step with a witness row. There are eight such steps after each commit."""
     digest_seconds: float
-    """Of a whole state, once for each commit: in the writer process, and while restoring."""
+    """Seconds of the digests of a whole state, once for each commit in the writer process, and once for each
+    restore."""
     heartbeat_seconds: float
     cost_by_part: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Of each part: microseconds of a plain and of a witness step, and bytes a step."""
+    """Microseconds of a plain step and of a witness step, and bytes for each step, by part."""
     paired_overhead_seconds: float | None = None
-    """The same as `step_overhead_seconds` by pairs of whole steps, a bare one and a real one in turn."""
+    """`step_overhead_seconds`, measured by pairs of whole steps: a bare step and a real step in turn."""
     paired_error_seconds: float | None = None
-    """Standard error of that."""
+    """Standard error of the overhead by pairs of steps."""
 
     @property
     def step_overhead_share(self) -> float:
-        """Of a step of 20 ms, with a commit every 100 steps and a heartbeat every 2 s, all on one core."""
+        """Share of a step of 20 ms, with a commit every 100 steps and a heartbeat every 2 s, all on one core."""
         rare = self.digest_seconds / COMMIT_EVERY_STEPS + self.heartbeat_seconds * STEP_SECONDS / _HEARTBEAT_SECONDS
         share = WITNESS_STEPS / COMMIT_EVERY_STEPS
         steps = (1 - share) * self.step_overhead_seconds + share * self.witness_seconds
@@ -78,7 +80,7 @@ class Cost:
 
 
 def measure_cost(*, pairs: int) -> Cost:
-    """Time `pairs` of steps in turn, one as a plain script does it and one of a real attempt."""
+    """Time `pairs` pairs of steps in turn: a step of a plain script, and a step of a real attempt."""
     torch.set_num_threads(1)
     spec = measured_spec(_config_of_step(), steps=_WARM_UP + pairs)
     bare, differences, digests = list[float](), dict[StepKind, list[float]](), list[float]()
@@ -114,10 +116,9 @@ def measure_cost(*, pairs: int) -> Cost:
 
 
 def bytes_per_step(*, steps: int) -> dict[str, float]:
-    """What a step leaves in the store besides checkpoints, from a real run with a commit every 100 steps.
-
-    `bytes_per_step` are its row of the loss curve and its share of the seals; what a commit's own record and all
-    others add is given apart.
+    """The bytes that a step adds to the store besides checkpoints, from a real run with a commit every 100 steps.
+    `bytes_per_step` has its row of the loss curve and its share of the seals. The bytes of commit records and of all
+    other records are separate figures.
     """
     spec = measured_spec({"model": "flights"}, steps=steps, commit_every=COMMIT_EVERY_STEPS)
     stored = attempt_by_steps(spec, lambda _, make: make())
@@ -133,7 +134,7 @@ def bytes_per_step(*, steps: int) -> dict[str, float]:
 
 
 def build(config: dict[str, Any]) -> Recipe:
-    """A recipe of the matrix without its scaler, which a plain script would have to call, too."""
+    """A recipe of the matrix without its scaler, which a plain script would also have to call."""
     recipe = recipes.build(config)
     recipe.scaler = None
     return recipe
@@ -149,7 +150,7 @@ def measured_spec(config: Mapping[str, Any], *, steps: int, commit_every: int = 
 
 
 def _config_of_step() -> dict[str, Any]:
-    """The config of a recipe whose plain step takes about 20 ms here: its batch is as large as that needs."""
+    """The config of a recipe whose batch is so large that a plain step takes about 20 ms on this machine."""
     size = _FIRST_BATCH
     while True:
         seed_all(0)
@@ -163,13 +164,13 @@ def _config_of_step() -> dict[str, Any]:
 
 
 def _error_of_median(found: Sequence[float]) -> float:
-    """Of values that are spread as a normal distribution is, judged by their quartiles."""
+    """Standard error of normally distributed values, from their quartiles."""
     first, _, third = statistics.quantiles(found)
     return 1.253 * (third - first) / 1.349 / math.sqrt(len(found))
 
 
 def _heartbeat_seconds() -> float:
-    """One beat, with eight rows on board, as its thread puts it into a folder."""
+    """Write one heartbeat with eight rows into a folder, as the heartbeat thread does."""
     row = WitnessRow(
         step=1,
         loss=0.1,

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from examples.flights.data import read_flights
 
 Columns = tuple[torch.Tensor, ...]
-"""Inputs first, the target last; the first dimension of each is the sample."""
+"""The columns: first the inputs, last the target. The first dimension of each column is the sample."""
 
 TEXT_LENGTH = 24
 VOCABULARY = 128
@@ -38,21 +38,21 @@ _GLYPHS = (
 
 @dataclass(frozen=True)
 class Changes:
-    """What is done to the samples; a person's edit of the data set changes one of these."""
+    """The processing of the samples. An edit of the data set changes one of these fields."""
 
     noise: float = 0.1
     """Of the augmentation."""
     noise_probability: float = 0.5
     scale: float = 1.0
-    """Numbers are multiplied by it: another normalisation."""
+    """Factor of the numbers, which represents a different normalisation."""
     inputs_every: int = 0
-    """Every so-many-th sample has its neighbour's inputs; 0: none."""
+    """Interval of the samples that have their neighbour's inputs; 0: no sample."""
     targets_every: int = 0
     is_reversed: bool = False
     is_half: bool = False
-    """Numbers went through float16."""
+    """Whether the numbers were rounded to float16."""
     hidden: str | None = None
-    """What the data set keeps to itself: data (a counter that steers), generator, timestamp, cache."""
+    """Unregistered state of the data set: data (a counter that affects samples), generator, timestamp, cache."""
 
 
 class Samples(Dataset[Any]):
@@ -83,7 +83,8 @@ class Samples(Dataset[Any]):
             self.cache.update((number, len(self.cache)) for number in ids)
 
     def _augmented(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Each stream is drawn from in every batch: a draw more or less then shows in the next one at the latest."""
+        """Every batch draws from each stream, so that a missing or additional draw shows in the next batch at the
+        latest."""
         warm = 1.0 + min(self._fetched / 200, 1.0)
         chosen, turn = np.random.random() < self.changes.noise_probability, random.random()
         generator = self._generator if self.changes.hidden == "generator" else None
@@ -95,7 +96,7 @@ class Samples(Dataset[Any]):
 
 
 class GentlyAugmented(Samples):
-    """The same samples after somebody rewrote the augmentation."""
+    """The same samples with a rewritten augmentation."""
 
     def _augmented(self, inputs: torch.Tensor) -> torch.Tensor:
         found = super()._augmented(inputs)
@@ -103,7 +104,7 @@ class GentlyAugmented(Samples):
 
 
 def columns_of(model: str, count: int) -> Columns:
-    """The first `count` samples of a model's data, as they are without any change."""
+    """The first `count` samples of a model's data, without any change."""
     return tuple(column[:count] for column in _READ[model]())
 
 
@@ -121,7 +122,7 @@ def flights() -> Columns:
 
 @lru_cache(maxsize=1)
 def digits() -> Columns:
-    """Made images float32 (n, 1, 8, 8) of digits, shifted and blurred by noise, and labels int64 (n,)."""
+    """Synthetic images float32 (n, 1, 8, 8) of digits, shifted and blurred by noise, and labels int64 (n,)."""
     made = torch.Generator().manual_seed(5)
     glyphs = torch.tensor([[float(dot) for dot in glyph] for glyph in _GLYPHS]).reshape(10, 7, 5)
     labels = torch.randint(10, (_MOST_SAMPLES,), generator=made)

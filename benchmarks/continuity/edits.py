@@ -24,7 +24,7 @@ _NUMBERS = frozenset({"numbers"})
 
 
 class _Shifted:
-    """A sample order that is asked for one place and answers for another."""
+    """A sample order that returns the samples of another position than the requested position."""
 
     def __init__(self, inner: SampleOrder, place: Callable[[Any], Any]) -> None:
         self._inner, self._place = inner, place
@@ -40,7 +40,7 @@ class _Shifted:
 
 
 def _shift(batches: int) -> Callable[[Feed], None]:
-    """Draw samples from so many batches away from the run's place."""
+    """Draw samples that are this number of batches away from the run's position."""
 
     def fed(feed: Feed) -> None:
         by = feed.order.batch_size

@@ -37,7 +37,8 @@ class Accumulator:
 
 
 class Curriculum:
-    """Raises the weight of the loss every eight steps, from a given step on; without one it never does."""
+    """Raises the weight of the loss every eight steps, from a given step on. Without this step, the weight never
+    changes."""
 
     def __init__(self, first_step: int | None) -> None:
         self._first_step, self.level = first_step, 0

@@ -1,4 +1,4 @@
-"""What a fault is: an edit of the source, or something that goes wrong at a named place of a resume."""
+"""The definition of a fault: an edit of the source, or an error at a named point of a resume."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from segue.trainer.workloads.components import Component
 NAMED_REPLAY = frozenset({"outside the checkpoint"})
 SETUP_CODE = frozenset({"setup.code", "setup.hyperparameters", "setup.model"})
 CODE = NAMED_REPLAY | SETUP_CODE
-"""What may be named when the code of a step changed."""
+"""Components that a finding may name if the code of a step changed."""
 LATE = NAMED_REPLAY | {"optimizer"}
-"""What may be named when something changes after the digests were compared."""
+"""Components that a finding may name if state changes after the comparison of the digests."""
 ORDER = frozenset({"data order", "data.next", "setup.data", "setup.hyperparameters", "progress"})
 CONTENT = frozenset({"data content", "data.next", "setup.data", "setup.code", "setup.hyperparameters"})
 
 
 class NotApplicableError(Exception):
-    """This fault changes nothing here."""
+    """The fault changes nothing in this resume."""
 
 
 class Forgotten:
-    """In place of a state tree: it is not restored at all."""
+    """Replaces a state tree that is not restored."""
 
 
 @dataclass
 class Live:
-    """The objects of an attempt under way, and what a fault may use."""
+    """The objects of a running attempt that a fault may use."""
 
     recipe: Recipe
     components: Mapping[str, Component] = field(default_factory=dict)
     older: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """State trees of so many steps before the parent; each call decodes copies of its own."""
+    """State trees of this number of steps before the parent. Each call decodes new copies."""
     seed: int = 0
     steps_to_go: int = 0
 
     @property
     def chance(self) -> random.Random:
-        """Not the global stream, which is under test."""
+        """A separate random stream, because the global stream is under test."""
         return random.Random(self.seed)
 
 
@@ -54,40 +54,42 @@ TreeEdit = Callable[[Any, Live], Any]
 
 @dataclass(frozen=True)
 class Fault:
-    """Each part is optional. A part raises NotApplicableError where it would change nothing."""
+    """The parts of a fault. Each part is optional. If a part would change nothing, it raises NotApplicableError."""
 
     edit: Mapping[str, Any] = field(default_factory=dict)
-    """Of the source, between the two attempts."""
+    """Edit of the source between the two attempts."""
     built: Callable[[Recipe], None] | None = None
-    """What `build` returned is changed before anything is made of it."""
+    """Change of the return value of `build` before segue uses it."""
     trees: Mapping[str, TreeEdit] = field(default_factory=dict)
-    """By component: what its `load_state_dict` gets instead of the stored tree, or Forgotten()."""
+    """The tree that `load_state_dict` of a component gets in place of the stored tree, or Forgotten(), by component."""
     restored: Callable[[Live], None] | None = None
-    """Right after the restore, before the digests are compared."""
+    """Change immediately after the restore, before the digests are compared."""
     checked: Callable[[Live], None] | None = None
-    """Right before the first batch is drawn, after the digests were compared."""
+    """Change immediately before the first batch is drawn, after the digests were compared."""
     replayed: Callable[[Live], None] | None = None
-    """Right after the first replayed step: no comparison of digests comes after it before the steps are compared."""
+    """Change immediately after the first replayed step. The digests are not compared again before the steps are
+    compared."""
     fed: Callable[[Feed], None] | None = None
-    """The feed of the resumed attempt is changed."""
+    """Change of the feed of the resumed attempt."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One way in which a resume can be wrong, and how a finding may rightly name it."""
+    """One kind of wrong resume, and the names that a finding may give it."""
 
     name: str
     family: str
     fault: Fault
     components: frozenset[str]
     needs: frozenset[str] = frozenset()
-    """Features without which it changes nothing (`benchmarks.continuity.recipes.FEATURES`)."""
+    """Features without which the fault changes nothing (`benchmarks.continuity.recipes.FEATURES`)."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Of both attempts."""
+    """Config of both attempts."""
 
     @property
     def is_foregone(self) -> bool:
-        """Whether it edits what a component loads: that component's own digest is there to show it."""
+        """Whether the fault edits the tree that a component loads, so that the component's own digest must show the
+        fault."""
         return bool(self.fault.trees)
 
     def applies_to(self, features: frozenset[str]) -> bool:
@@ -107,7 +109,7 @@ class EditedComponent:
         """Restore the edited tree.
 
         Raises:
-            NotApplicableError: it is equal to the one that was stored.
+            NotApplicableError: the edited tree is equal to the stored tree.
         """
         before = self._digest(tree)
         edited = self._edit(tree, self._live)
@@ -126,7 +128,7 @@ def forgotten(tree: Any, live: Live) -> Any:
 
 
 def stale(name: str, *, steps: int) -> TreeEdit:
-    """The state of so many steps earlier."""
+    """The state of this number of steps earlier."""
     return lambda _, live: live.older[steps][name]
 
 
@@ -157,14 +159,14 @@ def largest(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def put_nan(tensor: torch.Tensor, chance: random.Random) -> None:
-    """One element is not a number any more, in place."""
+    """Set one element to NaN, in place."""
     tensor.reshape(-1)[chance.randrange(tensor.numel())] = torch.nan
 
 
 def without(field: str) -> Callable[[Recipe], None]:
-    """The recipe has this field no longer."""
+    """Remove this field from the recipe."""
     return lambda recipe: setattr(recipe, field, None)
 
 
 def void(value: object) -> None:
-    """Take a value and give none."""
+    """Accept a value and return nothing."""

@@ -1,4 +1,5 @@
-"""Real SIGKILLs of real trainer processes at random moments: each one is a clean resume that must be found exact."""
+"""SIGKILLs of real trainer processes at random moments. Each resume after a kill is clean, and its verdict must be
+exact."""
 
 from __future__ import annotations
 
@@ -20,24 +21,24 @@ from segue.spec import RunSpec
 _STEPS = 240
 _EVERY_STEPS = 20
 _PAUSE_SECONDS = 0.005
-"""A step rests so long: else a run would be over before it was killed often."""
+"""Pause in each step. Without the pause, a run would end after only a few kills."""
 _MOST_WAIT_SECONDS = 0.8
 _KILLS_A_RUN = 10
 _TRIES = 4
 
 
 class Kills:
-    """Runs that are killed again and again, each compared with the same run without kills."""
+    """Runs that are killed repeatedly. Each run is compared with the same run without kills."""
 
     def __init__(self, *, kills: int, seed: int, say: Callable[[str], None], steps: int = _STEPS) -> None:
-        """Each run has so many `steps`."""
+        """Each run has `steps` steps."""
         self._kills, self._seed, self._say, self._steps = kills, seed, say, steps
         self._tally = Tally()
         self._different: list[str] = []
         self._runs = 0
 
     def make(self) -> dict[str, Any]:
-        """Make them and return what was seen. No file or process is left behind."""
+        """Make the runs, and return the results. No file or process is left behind."""
         with tempfile.TemporaryDirectory(prefix="segue-kills-", dir=workplace()) as name:
             folder = Path(name)
             with ForkServer(folder / "trainer.log") as fork_server:
@@ -111,7 +112,7 @@ class Kills:
 
 
 def _random_kill(chance: random.Random) -> OutsideKill:
-    """At a random moment of an attempt's start or of its work."""
+    """Kill at a random moment of an attempt's start or of its training."""
     return OutsideKill(
         place=LOCAL,
         victim=chance.choice((Victim.TRAINER, Victim.BOTH)),

@@ -1,7 +1,8 @@
-"""`python -m benchmarks continuity`: a matrix of faulty and clean resumes, SIGKILLs, and what finding out costs.
+"""`python -m benchmarks continuity`: makes a matrix of faulty and clean resumes and SIGKILLs, and measures the cost of
+the detection.
 
-Every resume goes through `segue.trainer.attempt.run_attempt`. Its verdict is compared with what the smoothness rules of
-the tutorials find in the losses around the same resume.
+Every resume goes through `segue.trainer.attempt.run_attempt`. Its verdict is compared with the result of the smoothness
+rules of the tutorials on the losses around the same resume.
 """
 
 from __future__ import annotations
@@ -30,48 +31,49 @@ from benchmarks.continuity.report import report_of
 from benchmarks.continuity.tasks import KINDS, CleanTask, FaultyTask, Outcome, Task, features_of, run_task
 
 _FIRST_STEP, _BETWEEN_STEPS = 57, 9
-"""Resume points of faulty resumes: late enough for 50 losses before, and never where the sums of gradients are zero."""
+"""Resume points of faulty resumes. They are late enough for 50 earlier losses, and never at a step at which the sums of
+gradients are zero."""
 _KINDS_A_TASK = 24
 KIND_NAMES: tuple[str, ...] = (*(kind.name for kind in KINDS), *(case.name for case in cases()))
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is to be done."""
+    """The options of the benchmark."""
 
     kinds: tuple[str, ...] | None = None
-    """Names of kinds; None: all."""
+    """Names of kinds; None: all kinds."""
     controls: tuple[str, ...] = tuple(control.name for control in CONTROLS)
     models: tuple[str, ...] = MODELS
     optimizers: tuple[str, ...] = OPTIMIZERS
     seeds: int = 3
     points: int = 2
-    """Resume points of each faulty kind, model, optimizer and seed."""
+    """Number of resume points of each faulty kind, model, optimizer and seed."""
     clean_seeds: int = 5
     clean_rounds: int = 7
-    """Resumes in a row of each clean run."""
+    """Number of resumes in a row of each clean run."""
     scripts: Rounds | None = field(
         default_factory=partial(Rounds, sound=16, alone=3, alone_every=1, noisy=90, lost_every=1)
     )
-    """How often training scripts as people write them are resumed; None: not at all."""
+    """The number of resumes of typical training scripts; None: no resumes."""
     level_every: int | None = 1
-    """Of so many scripts that lose state one is also tried as a program and in a framework; None: none."""
+    """One of this number of scripts that lose state is also tried as a program and in a framework; None: no script."""
     kills: int = 120
     pairs: int = 300
-    """Pairs of steps to measure the cost by; 0: it is not measured."""
+    """Number of pairs of steps for the measurement of the cost; 0: the cost is not measured."""
     curve_steps: int = 1000
     jobs: int = len(os.sched_getaffinity(0))
-    """Processes."""
+    """Number of processes."""
 
 
 def quick(options: Options) -> Options:
-    """One seed and one resume point, few kills."""
+    """Options with one seed, one resume point and few kills."""
     fewer: dict[str, Any] = {"seeds": 1, "points": 1, "clean_seeds": 1, "clean_rounds": 2, "kills": 6, "pairs": 100}
     return replace(options, **fewer, scripts=Rounds(), level_every=12)
 
 
 def measure(options: Options, *, say: Callable[[str], None]) -> dict[str, Any]:
-    """Do all of it and return the report. No file or process is left behind."""
+    """Run the benchmark and return the report. No file or process is left behind."""
     started = time.monotonic()
     tasks, outcomes = list(_tasks(options)), list[Outcome]()
     with _quietly():
@@ -101,7 +103,8 @@ def measure(options: Options, *, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def passed(report: dict[str, Any]) -> bool:
-    """Whether no clean resume was called broken, no faulty one committed anything, and all of it could be done."""
+    """Whether no clean resume was called broken, no faulty resume made a commit, and every part of the benchmark
+    ran."""
     return not (report["false_alarms"] or report["problems"])
 
 
@@ -129,7 +132,7 @@ def _models_of(name: str, options: Options) -> list[tuple[str, str]]:
 
 
 def _tasks(options: Options) -> Iterator[Task]:
-    """The longest first, so that no process ends up alone with one."""
+    """The tasks with the longest task first, so that no long task runs alone at the end."""
     for model in options.models:
         for optimizer in options.optimizers:
             yield from _faulty_tasks(options, model, optimizer)
@@ -167,7 +170,7 @@ def _done(tasks: Iterable[Task], *, jobs: int) -> Iterator[list[Outcome]]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Every fault is logged where it is found; here there are thousands of them on purpose."""
+    """Silence the log messages about faults, because this benchmark makes thousands of faults on purpose."""
     log = logging.getLogger("segue")
     level = log.level
     _be_quiet()

@@ -1,4 +1,5 @@
-"""Three models small enough that a thousand resumes take minutes: a perceptron, a convolution net, a transformer."""
+"""Three models: a perceptron, a convolution net and a transformer. They are so small that a thousand resumes take only
+minutes."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ class TextNet(nn.Module):
 
 
 def hidden_warm_up(model: nn.Module) -> None:
-    """Let a model scale its output by how often it was called: state that no `state_dict` knows of."""
+    """Let a model scale its output by the number of its calls, which is state in no `state_dict`."""
     calls = 0
 
     def scaled(module: nn.Module, given: Any, found: torch.Tensor) -> torch.Tensor:

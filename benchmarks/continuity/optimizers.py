@@ -1,4 +1,4 @@
-"""Kinds of faulty resumes: the optimizer's state and groups, what it is bound to, and the schedule."""
+"""Kinds of faulty resumes: the optimizer's state, groups and parameters, and the schedule."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _group(**values: Any) -> TreeEdit:
 
 
 def _rebind(live: Live) -> None:
-    """The optimizer goes on with copies of the parameters; the model's are never changed again."""
+    """The optimizer continues with copies of the parameters. The model's parameters never change again."""
     optimizer = live.recipe.optimizer
     for group in optimizer.param_groups:
         for n, parameter in enumerate(group["params"]):

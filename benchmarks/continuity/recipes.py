@@ -1,6 +1,5 @@
-"""The recipes of the continuity benchmark: three small models with every kind of state that gets lost.
-
-`edited` is a person who changes the source between two attempts: the config is the same, what `build` returns is not.
+"""The recipes of the continuity benchmark: three small models with every kind of state that can be lost. `edited`
+stands for an edit of the source between two attempts. The config stays the same, but `build` returns another result.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ FEATURES: dict[str, frozenset[str]] = {
     "adamw": frozenset({"adamw"}),
     "sgd": frozenset({"sgd"}),
 }
-"""What a model or an optimizer has; a kind of fault may need some of it."""
+"""Features of a model or an optimizer. A kind of fault may need some of these features."""
 _LEARNING_RATES = {"adamw": {"flights": 3e-3, "digits": 3e-3, "text": 3e-3}}
 _LEARNING_RATES["sgd"] = {"flights": 0.02, "digits": 0.03, "text": 0.1}
 _EDITS: dict[str, Any] = {}
@@ -43,7 +42,7 @@ _EDITS: dict[str, Any] = {}
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that a config, or an edit of the source, can set."""
+    """All settings that a config or an edit of the source can change."""
 
     model: str = "flights"
     optimizer: str = "adamw"
@@ -62,7 +61,7 @@ class Settings:
     huber_delta: float = 1.0
     loss_factor: float = 1.0
     other_loss: bool = False
-    """Another function, which regularises the outputs; so with the augmentation."""
+    """Whether the loss is another function, which regularises the outputs."""
     other_augmentation: bool = False
     is_autocast: bool = False
     clip: float | None = 0.5
@@ -97,7 +96,7 @@ class Settings:
 
 @contextmanager
 def edited(**settings: Any) -> Iterator[None]:
-    """While this lasts, the source differs from the config."""
+    """In this `with` block, the source differs from the config."""
     _EDITS.update(settings)
     try:
         yield
@@ -178,7 +177,7 @@ def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
 
 
 def equal_pair(parameters: list[nn.Parameter]) -> tuple[int, int]:
-    """Places of two matrices of the same shape; every model here has such a pair."""
+    """Positions of two matrices of the same shape. Every model of the benchmark has such a pair."""
     matrices = [n for n, parameter in enumerate(parameters) if parameter.ndim >= 2]
     pairs = ((a, b) for a in matrices for b in matrices if a < b and parameters[a].shape == parameters[b].shape)
     return next(pair for pair in pairs if parameters[pair[0]].numel() > 64)
@@ -205,7 +204,7 @@ def _samples(settings: Settings) -> Samples:
 
 
 def _loss(settings: Settings, curriculum: Curriculum) -> Callable[[nn.Module, Any], torch.Tensor]:
-    """A closure over no more than it needs, so that no other settings are found in it."""
+    """A closure over only the values that it needs, so that a search does not find other settings in it."""
     plain = _plain_loss(settings)
     is_autocast, pause_seconds, factor = settings.is_autocast, settings.pause_seconds, settings.loss_factor
 

@@ -1,4 +1,4 @@
-"""What a matrix of resumes came to, as one JSON object. Pure."""
+"""The results of a matrix of resumes, as one JSON object. The functions are pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def report_of(
     seconds: float,
     jobs: int,
 ) -> dict[str, Any]:
-    """All figures: of injected faults (`outcomes`) in detail, of `scripts` by axis.
+    """All figures: the figures of injected faults (`outcomes`) in detail, and the figures of `scripts` by axis.
 
     `applicable` are the pairs of model and optimizer in which a kind can change something.
     """
@@ -113,7 +113,7 @@ def trials_of(scripts: Sequence[BlindOutcome]) -> list[Trial]:
 
 
 def _levels(scripts: Sequence[BlindOutcome], levels: Mapping[str, Sequence[BlindOutcome]]) -> dict[str, Any]:
-    """What is found of unregistered state at each level: of the same scripts, those whose loss acts on the replay."""
+    """The detection of unregistered state at each level, for the same scripts whose lost state affects the replay."""
     if not levels:
         return {}
     as_recipe = [o for o in scripts if o.axis == Axis.UNREGISTERED and not o.noise and o.acts_within_window]
@@ -159,7 +159,7 @@ def _row(kind: Kind, found: Sequence[Outcome], applicable: Sequence[tuple[str, s
 
 
 def _smoothness(faulty: Sequence[Outcome], clean: Sequence[Outcome]) -> dict[str, Any]:
-    """Both rules on the same resumes; a refused one has no losses to look at."""
+    """The results of both rules on the same resumes. A refused resume has no losses to judge."""
     looked = [o for o in faulty if o.is_mean_worse is not None]
     calm = [o for o in clean if o.is_mean_worse is not None]
     return {
@@ -186,7 +186,7 @@ def _controls(clean: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _problems(kinds: Sequence[Kind], outcomes: Sequence[Outcome]) -> list[str]:
-    """What a person has to look at before believing a figure."""
+    """The problems that a person must check before trusting a figure."""
     found = Counter(o.name for o in outcomes if o.verdict == "none")
     made = {o.name for o in outcomes}
     return [

@@ -1,4 +1,4 @@
-"""The check that tutorials recommend: whether the loss looks smooth around a resume. Pure."""
+"""The check that tutorials recommend: whether the loss is smooth around a resume. The functions are pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def has_outlier(before: Sequence[float], after: Sequence[float]) -> bool:
 
 
 def windows(losses: Mapping[int, float], *, parent_step: int) -> tuple[list[float], list[float]]:
-    """The losses of the 50 steps before the parent and of the 20 after it, by step, as far as they are there."""
+    """The losses of the 50 steps before the parent and of the 20 steps after it, by step, as far as they exist."""
     before = [losses[n] for n in range(parent_step - BEFORE_STEPS + 1, parent_step + 1) if n in losses]
     after = [losses[n] for n in range(parent_step + 1, parent_step + AFTER_STEPS + 1) if n in losses]
     return before, after

@@ -1,4 +1,4 @@
-"""Kinds of faulty resumes: weights, buffers, modes, random streams, and what a recipe keeps next to its model."""
+"""Kinds of faulty resumes: weights, buffers, modes, random streams, and a recipe's state outside its model."""
 
 from __future__ import annotations
 

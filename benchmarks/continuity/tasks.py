@@ -1,4 +1,4 @@
-"""Pieces of the matrix that a process can do by itself: a reference attempt and the resumes that begin with it."""
+"""Parts of the matrix that one process makes: a reference attempt, and the resumes that begin with this attempt."""
 
 from __future__ import annotations
 
@@ -42,26 +42,27 @@ _MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one resume."""
+    """The outcome of one resume."""
 
     name: str
-    """Of the kind of fault, or of the control."""
+    """Name of the kind of fault, or of the control."""
     model: str
     optimizer: str
     seed: int
     step: int
     verdict: str
-    """Of the resume; `refused` when the recipe was not even restored, `raised` when a step raised before a verdict (the
-    program's doing, which counts as not detected), `none` when nothing was judged."""
+    """Verdict of the resume. `refused`: the recipe was not restored. `raised`: a step raised before a verdict, which
+    counts as not detected. `none`: nothing was judged."""
     component: str | None = None
-    """Of the first finding."""
+    """Component of the first finding."""
     found_at: int | None = None
     """Step of the first finding; None: before the first step."""
     commits: int = 0
     is_advised: bool = False
-    """Whether the first finding says what to do."""
+    """Whether the first finding has a fix."""
     is_as_expected: bool = True
-    """Of a control: exact, or what is right for it. Of a fault: the name is one of those that fit."""
+    """For a control, whether the verdict is as expected. For a fault, whether the finding has one of the right
+    names."""
     is_mean_worse: bool | None = None
     has_outlier: bool | None = None
     seconds: float = 0.0
@@ -73,7 +74,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class FaultyTask:
-    """One reference, and from it one resume for each kind; all of them have the same config."""
+    """One reference attempt, and one resume from it for each kind. All attempts have the same config."""
 
     model: str
     optimizer: str
@@ -92,7 +93,7 @@ class FaultyTask:
         return [outcome for outcome in outcomes if outcome is not None]
 
     def _resume(self, folder: Path, kind: Kind, reference: Watched, config: Mapping[str, Any]) -> Outcome | None:
-        """None if the fault changes nothing."""
+        """Return the outcome; None if the fault changes nothing."""
         started = time.monotonic()
         shutil.copytree(folder / "whole", folder / "trial")
         try:
@@ -120,7 +121,7 @@ class FaultyTask:
 
 @dataclass(frozen=True)
 class CleanTask:
-    """One run that is resumed again and again, as spot capacity would have it."""
+    """One run that is resumed repeatedly, as on spot capacity."""
 
     model: str
     optimizer: str
@@ -165,12 +166,12 @@ def features_of(model: str, optimizer: str) -> frozenset[str]:
 
 
 def workplace() -> Path | None:
-    """Memory, where the system has a folder for it: what is measured here is not the disk."""
+    """A folder in memory, if the system has such a folder, because the benchmark does not measure the disk."""
     return _MEMORY if _MEMORY.is_dir() else None
 
 
 def run_task(task: Task) -> list[Outcome]:
-    """What a process of the pool does."""
+    """Make a task in a process of the pool."""
     return task.run()
 
 
@@ -216,7 +217,7 @@ def _outcome(
 
 
 def _damage_newest(folder: Path, *, chance: random.Random) -> CheckpointRef:
-    """Damage the newest checkpoint; returns the one before."""
+    """Damage the newest checkpoint, and return the previous checkpoint."""
     store = LocalStore(folder).create()
     usable = read_history(RunLog(store, RUN_ID)).usable
     leftovers.damage(store, RUN_ID, usable[-1], chance=chance)

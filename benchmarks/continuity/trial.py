@@ -1,4 +1,4 @@
-"""One faulty or clean resume, by the code that every attempt runs; faults come from this side alone."""
+"""One faulty or clean resume, made by the code of every attempt. Only this module adds faults."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from segue.trainer.workloads.steps.step import begin_step
 
 RUN_ID = "run"
 _STEPS = 1_000_000
-"""No attempt reaches its goal here."""
+"""Goal of the attempts, which no attempt of the benchmark reaches."""
 KEPT_AGO = (1, 10)
-"""How many steps before its end an attempt's state is kept for faults that bring it back."""
+"""Number of last steps of an attempt whose state is kept, for faults that restore an older state."""
 
 
 @dataclass
 class Watched:
-    """What was observed of an attempt."""
+    """The observations of an attempt."""
 
     losses: dict[int, float] = field(default_factory=dict)
     older: dict[int, Snapshot] = field(default_factory=dict)
     metric: float | None = None
-    """What `evaluate` gave at the end."""
+    """Result of `evaluate` at the end."""
     report: SegmentReport | None = None
     was_restored: bool = False
     history: History = field(default_factory=History)
@@ -58,7 +58,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class _Older(Mapping[int, Mapping[str, Any]]):
-    """Kept states as trees; each look decodes copies."""
+    """Kept states as trees. Each access decodes new copies."""
 
     kept: Mapping[int, Snapshot]
 
@@ -75,18 +75,18 @@ class _Older(Mapping[int, Mapping[str, Any]]):
 
 
 def nothing(step: int) -> None:
-    """What is done at a safe point of an attempt that nobody waits for."""
+    """A function that is called at a safe point of an attempt."""
 
 
 class _Board(NoticeBoard):
-    """Gives notice at a step, so that an attempt ends in order there."""
+    """Gives a notice at a step, so that an attempt ends there in order."""
 
     def __init__(self, watched: Watched, *, stop_step: int, at_step: Callable[[int], None] = nothing) -> None:
         super().__init__(SystemClock())
         self._watched, self._stop_step, self._at_step = watched, stop_step, at_step
         self.progress = Progress()
         self.farthest = Progress()
-        """Position of the live objects; witness steps after the last commit count here."""
+        """Position of the live objects, including witness steps after the last commit."""
         self.components: Mapping[str, Component] = {}
 
     @property
@@ -125,14 +125,14 @@ def spec_of(config: Mapping[str, Any], *, seed: int, threads: int = 1) -> RunSpe
 
 
 class NothingCommittedError(Exception):
-    """An attempt that should have ended with a checkpoint has none; shows what it reported."""
+    """An attempt that should have ended with a checkpoint has none. The error shows the attempt's report."""
 
 
 def newest_parent(folder: Path) -> CheckpointRef:
     """The newest checkpoint of the run in `folder`.
 
     Raises:
-        NothingCommittedError: there is none.
+        NothingCommittedError: the run has no checkpoint.
     """
     history = read_history(_log(folder))
     if history.newest is None:
@@ -157,12 +157,12 @@ def make_attempt(
 ) -> Watched:
     """Make one attempt in the store `folder` until it has done `stop_step`, and watch it.
 
-    After a verdict `broken` the live objects are trained on without segue, so that there are losses to compare, unless
-    it is not to go on. What is not `is_judged` trains from the parent whatever was lost. `at_step` is called at
-    each safe point. What `measures` ends with a call of `evaluate`.
+    After the verdict `broken`, training of the live objects continues without segue, so that losses can be compared, if
+    the caller permits this. Without `is_judged`, the attempt trains from the parent even if state was lost. `at_step`
+    is called at each safe point. With `measures`, the attempt ends with a call of `evaluate`.
 
     Raises:
-        NotApplicableError: the fault changes nothing here.
+        NotApplicableError: the fault changes nothing in this resume.
     """
     fault, watched = fault or Fault(), Watched()
     live = Live(recipe=None, older=_Older(older or {}), seed=spec.seed)  # type: ignore[arg-type]
@@ -196,7 +196,7 @@ def make_attempt(
 
 @contextmanager
 def _faulty(fault: Fault, live: Live, watched: Watched, board: _Board, *, is_judged: bool) -> Iterator[list[Feed]]:
-    """Let the attempt in this block meet the fault, and be watched."""
+    """Apply the fault to the attempt in this block, and record its observations."""
     feeds: list[Feed] = []
 
     def built(*args: Any, **names: Any) -> Recipe:
@@ -262,7 +262,7 @@ def _faulty(fault: Fault, live: Live, watched: Watched, board: _Board, *, is_jud
 
 
 def _go_on(recipe: Recipe, feed: Feed, watched: Watched, *, seen: Progress, until_step: int) -> None:
-    """Train on from wherever the live objects are."""
+    """Continue to train the live objects from their current state."""
     batches = feed.batches(seen.samples_seen)
     for step in range(seen.step + 1, until_step + 1):
         try:

@@ -47,7 +47,7 @@ _ALLOCATOR = {
 """Settings with which glibc keeps the memory that a step has freed. By default, some processes return freed memory to
 the system. Every step of these processes then requests its pages again, which takes up to a third of a bare step."""
 _SAMPLES = 16_385
-"""Number of steps: one more than a power of four."""
+"""Number of samples: one more than a power of four."""
 _SECONDS_TO_SAVE = 1e6
 """Interval of saves. The benchmark `checkpoint` measures the saves themselves."""
 

@@ -33,7 +33,8 @@ _RUN_ID = "turnaround"
 _PLANNED_STEPS = 1600
 """Steps of a segment with a planned end: about ten seconds, so that the next trainer has time to boot."""
 _WARM_SECONDS = 20.0
-"""Time for which a segment trains until its pool's worker has the next processes ready: ten seconds, and their boot."""
+"""Seconds that a segment trains, so that its pool's worker has the next processes ready: ten seconds, and their
+boot."""
 _FEWER = 3
 """Number of turnarounds for each planned end and each death."""
 _LONGEST_SECONDS = 120.0

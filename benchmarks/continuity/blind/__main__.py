@@ -1,7 +1,7 @@
 """`python -m benchmarks.continuity.blind [AXIS ...]`: resumes of training scripts as people write them, by axis.
 
-Prints one JSON object: for each axis how many were found, named, advised, and called broken though sound, and the names
-of those that were not as they should be. `python -m benchmarks continuity` has the same among all of its figures.
+Prints one JSON object. For each axis, it has the numbers of detected, named and advised scripts and of false alarms,
+and the names of wrong cases. The figures of `python -m benchmarks continuity` include these numbers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Advice that is followed to the letter: what a case is told to register is registered, and nothing else is changed.
-
-An expression is evaluated where the script makes its recipe, as if it stood in that line.
+"""Fixes that are applied literally: the values that a fix names are registered, and nothing else is changed. An
+expression is evaluated in the line in which the script makes its recipe.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ _OF_RECIPE = re.compile(
 _IN_PROGRAM = re.compile(r"(?:import (?P<module>[\w.]+), and )?run\.track\((?P<name>\w+)=(?P<value>.+?)\)(?=$|; )")
 
 Lines = tuple[tuple[str, str, str], ...]
-"""Of each registration: the module to import, the name, and the expression."""
+"""The module to import, the name, and the expression of each registration."""
 
 
 class NoAdviceError(Exception):
-    """A finding has no line of code that could be followed."""
+    """A finding has no line of code that could be applied."""
 
 
 def lines_of(findings: Iterable[Finding], *, is_program: bool = False) -> Lines:
     """The lines of code in the fixes of these findings.
 
     Raises:
-        NoAdviceError: one of them has none.
+        NoAdviceError: a finding has no line of code.
     """
     found: dict[str, tuple[str, str, str]] = {}
     for finding in findings:
@@ -59,7 +58,7 @@ def lines_of(findings: Iterable[Finding], *, is_program: bool = False) -> Lines:
 
 @contextmanager
 def followed(lines: Lines) -> Iterator[None]:
-    """A block in which every recipe that is made has these registrations."""
+    """A `with` block in which every new recipe has these registrations."""
     made = Recipe.__post_init__
 
     @functools.wraps(made)
@@ -106,9 +105,8 @@ def _evaluated(module: str, value: str, recipe: Recipe, places: list[FrameType])
 
 
 def run_advised(case: Case, *, seed: int = 0) -> BlindOutcome:
-    """The case again, with all that its first attempt, and its resume, say is to be registered.
-
-    If the advice is no line of code, the case is one that was rewritten by hand as it says.
+    """Run the case again, with all registrations that the findings of its first attempt and its resume request. If the
+    fix is no line of code, use the case that was rewritten by hand according to the fix.
     """
     lines: Lines = ()
     tried, made = case, _resumed(case, lines, seed=seed)
@@ -132,7 +130,7 @@ def run_advised(case: Case, *, seed: int = 0) -> BlindOutcome:
 
 
 _ROUNDS = 2
-"""How often advice is followed: some values are named only once the others are registered."""
+"""Largest number of applied fixes. Some values are named only after other values are registered."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +139,12 @@ class _Made:
 
     outcome: BlindOutcome
     said: tuple[Finding, ...] = ()
-    """Of state that no component holds, at the commits."""
+    """Findings about untracked state at the commits."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether the resume was judged exact, and one that was not judged trained as the uninterrupted run did."""
+        """Whether the resume was judged exact, and an unjudged resume trained in the same way as the uninterrupted
+        run."""
         return self.outcome.verdict == VerdictKind.EXACT and self.outcome.acts_after is None
 
 

@@ -1,6 +1,5 @@
-"""Attempts that each need a process of their own: hash seeds, process ids, and the resume rehearsal before them.
-
-`python -m benchmarks.continuity.blind.alone` is such a process. It makes one attempt of each of some cases.
+"""Attempts that each need a separate process, because they depend on hash seeds, process ids or a resume rehearsal.
+`python -m benchmarks.continuity.blind.alone` is such a process, which makes one attempt of each of some cases.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from segue.runlog.entries import DrillEntry
 
 _ROOT = Path(__file__).parents[3]
 FIRST_STOP = 40
-"""Late enough for a commit, its sealed witness, and the start of the rehearsal."""
+"""Step that is late enough for a commit, its sealed witness, and the start of the rehearsal."""
 _PATIENCE_SECONDS, _LOOK_SECONDS = 120.0, 0.1
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What one process does."""
+    """The task of one process."""
 
     folder: str
     names: tuple[str, ...]
@@ -42,14 +41,14 @@ class Stage:
 
 
 def run_alone(names: Sequence[str], *, rounds: int = 1, jobs: int = 1) -> list[BlindOutcome]:
-    """Attempts of these cases, of which so many groups are made at the same time."""
+    """Make attempts of these cases. `jobs` groups of cases run at the same time."""
     groups = [group for number in range(jobs) if (group := tuple(names[number::jobs]))]
     with ThreadPoolExecutor(max(1, len(groups))) as threads:
         return [outcome for found in threads.map(partial(_run_group, rounds), groups) for outcome in found]
 
 
 def _run_group(rounds: int, names: tuple[str, ...]) -> list[BlindOutcome]:
-    """The first attempts in one process, with rehearsals; each round of resumes in another."""
+    """Make the first attempts in one process, with rehearsals, and each round of resumes in another process."""
     with tempfile.TemporaryDirectory(prefix="segue-alone-", dir=workplace()) as folder:
         found = [_in_new_process(Stage(folder, names, number)) for number in range(rounds + 1)]
     return [BlindOutcome.from_json(each) for stage in found for each in stage]
@@ -75,7 +74,7 @@ def _in_new_process(stage: Stage) -> list[dict[str, Any]]:
 
 
 def make(stage: Stage) -> list[BlindOutcome]:
-    """What this process does; first attempts give an outcome only if they left nothing to resume."""
+    """The work of this process. A first attempt has an outcome only if it left nothing to resume."""
     made = []
     for name in stage.names:
         started = time.monotonic()
@@ -104,7 +103,7 @@ def _first(case: Case, bench: Bench) -> BlindOutcome | None:
 
 
 def _resumed(case: Case, bench: Bench, number: int) -> BlindOutcome | None:
-    """None if the first attempt left nothing, which was said then."""
+    """Return None if the first attempt left nothing to resume, because it has an outcome already."""
     history = bench.history("store")
     if history.newest is None:
         return None
@@ -115,10 +114,9 @@ def _resumed(case: Case, bench: Bench, number: int) -> BlindOutcome | None:
 
 
 def with_rehearsal(case: Case, outcome: BlindOutcome, drills: Sequence[DrillEntry], *, number: int) -> BlindOutcome:
-    """The outcome with what the rehearsal said, which comes before any resume.
-
-    What is another value in each process was found if the rehearsal was broken. A recipe that no two processes run
-    alike is `unverified`, with the reason: that finds it as well.
+    """The outcome with the verdict of the rehearsal, which comes before any resume. If the rehearsal was broken, a
+    value that differs in each process was detected. A recipe that no two processes run alike is `unverified`, with the
+    reason, which also counts as detected.
     """
     if not drills:
         return replace(outcome, problem=outcome.problem or "no rehearsal came to a verdict")
@@ -134,7 +132,7 @@ def with_rehearsal(case: Case, outcome: BlindOutcome, drills: Sequence[DrillEntr
 
 
 def main() -> None:
-    """Make the stage that standard input describes; its outcomes are the last line of standard output."""
+    """Make the stage that standard input describes. The outcomes are the last line of standard output."""
     logging.getLogger("segue").setLevel(logging.CRITICAL)
     fields = json.loads(sys.stdin.read())
     stage = Stage(**{**fields, "names": tuple(fields["names"])})

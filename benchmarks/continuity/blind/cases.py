@@ -1,4 +1,4 @@
-"""Cases: training scripts as people write them, each with what a resume of it must say."""
+"""Cases: typical training scripts, each with the expected verdict of a resume."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Build = Callable[[dict[str, Any]], Any]
 
 
 class Axis(StrEnum):
-    """What a case is an example of."""
+    """The axis of a case."""
 
     UNREGISTERED = "unregistered"
     PROCESS = "process values"
@@ -28,15 +28,15 @@ class Axis(StrEnum):
 
 
 ANY = "*"
-"""Among components: every one that is a name is right."""
+"""Stands for all components: every named component is right."""
 NO_NAMES = frozenset({None, OUTSIDE})
 UNREGISTERED = frozenset({STATE_OUTSIDE})
-"""Components that are right for state that no component holds. The finding must also name the object."""
+"""Components that are right for untracked state. The finding must also name the object."""
 PARENT_STEP = 24
-"""The resume is from the checkpoint of this step."""
+"""Step of the checkpoint from which the resume starts."""
 SAVE_EVERY_STEPS = 12
 WINDOW_STEPS = 8
-"""Steps that a resume replays."""
+"""Number of steps that a resume replays."""
 _SCRIPTS, _CARRIED = "benchmarks.continuity.scripts", "benchmarks.continuity.carried.recipes"
 _MODULES = (
     "functions",
@@ -61,12 +61,12 @@ _MODULES = (
 
 @dataclass(frozen=True)
 class Moment:
-    """An attempt about to begin, for a world that may change between attempts."""
+    """An attempt before its start, for a world that may change between attempts."""
 
     attempt: int
-    """0: the first one; 1 and later: the resumed ones."""
+    """Number of the attempt. 0 is the first attempt; higher numbers are resumed attempts."""
     folder: Path
-    """The temporary folder of the attempt's script; the same path for every attempt."""
+    """The temporary folder of the attempt's script. The path is the same for every attempt."""
 
 
 World = Callable[[Moment], None]
@@ -74,14 +74,14 @@ World = Callable[[Moment], None]
 
 @dataclass(frozen=True)
 class Case:
-    """A training script, and what a resume of it must say."""
+    """A training script, and the expected verdict of a resume."""
 
     name: str
     axis: Axis
     recipe: str
-    """Path of its `build`, which is a function of its own."""
+    """Path of the script's `build`, which is a separate function."""
     names: tuple[str, ...] = ()
-    """Words of which the finding's sentence must contain one; empty: its component is name enough."""
+    """Words of which the finding's sentence must contain one; empty: the component is sufficient as a name."""
     components: frozenset[str] = UNREGISTERED
     """Components that a finding may rightly name."""
     window: int = WINDOW_STEPS
@@ -91,19 +91,19 @@ class Case:
     world: World | None = None
     """Prepares the environment, files and global flags before each attempt."""
     acts_on: str = "loss"
-    """What the lost state changes: `loss`, or `metric` for what `evaluate` returns."""
+    """The value that the lost state changes: `loss`, or `metric` for the result of `evaluate`."""
     first_step: int = 1
-    """Steps after the resume at which it acts, where the loss does not show that."""
+    """Steps after the resume at which the fault acts, if the loss does not show this."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """What its `build` gets."""
+    """The config for the script's `build`."""
     threads: int = 1
     is_alone: bool = False
     """Whether each attempt runs in a new process, after a resume rehearsal."""
     is_refused: bool = False
-    """Whether a clear refusal of the recipe is right as well."""
+    """Whether a clear refusal of the recipe is also right."""
 
     def names_rightly(self, component: str | None, sentence: str) -> bool:
-        """Whether a finding with this component and sentence tells a person where to look."""
+        """Whether a finding with this component and sentence tells a person where the fault is."""
         is_right = component in self.components or (ANY in self.components and component not in NO_NAMES)
         return is_right and (not self.names or any(name in sentence for name in self.names))
 
@@ -123,7 +123,7 @@ def case(name: str, axis: Axis, *names: str, **fields: Any) -> Callable[[Build],
 
 
 def cases(*axes: Axis) -> tuple[Case, ...]:
-    """Every case of these axes; of all axes without any."""
+    """Every case of these axes. Without axes, every case."""
     for module in (*(f"{_SCRIPTS}.{name}" for name in _MODULES), _CARRIED):
         importlib.import_module(module)
     found: Mapping[str, Case] = _CASES

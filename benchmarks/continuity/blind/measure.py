@@ -1,4 +1,4 @@
-"""Resumes of training scripts as people write them, by axis, and what was said about each."""
+"""Resumes of typical training scripts, by axis, with the verdict of each resume."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _CASES_A_PROCESS = 20
 
 @dataclass(frozen=True)
 class Rounds:
-    """How often sound scripts are resumed."""
+    """The number of resumes of sound scripts."""
 
     sound: int = 2
-    """Resumes in a row of each script that looks suspicious."""
+    """Number of resumes in a row of each script that looks suspicious."""
     alone: int = 1
-    """The same where each round takes a process of its own."""
+    """Number of resumes in a row of such a script if each round needs a separate process."""
     alone_every: int = 2
-    """Of so many sound scripts of that kind one is resumed at all."""
+    """One of this number of sound scripts with separate processes is resumed."""
     noisy: int = 4
-    """Clean resumes of each recipe with noise."""
+    """Number of clean resumes of each recipe with noise."""
     lost_every: int = 4
-    """Of so many scripts that lose state one is also tried under noise."""
+    """One of this number of scripts that lose state is also tried under noise."""
 
 
 def resumes(
@@ -43,7 +43,7 @@ def resumes(
     names: Sequence[str] | None = None,
     say: Callable[[str], None] = void,
 ) -> list[BlindOutcome]:
-    """Resume every case of these axes; with `names` only those."""
+    """Resume every case of these axes. If `names` is given, resume only these cases."""
     chosen = [case for case in cases(*axes) if names is None or case.name in names]
     outcomes: list[BlindOutcome] = []
     if together := [(case.name, rounds) for case in chosen if not case.is_alone]:
@@ -59,7 +59,7 @@ def resumes(
 
 
 def resumed(name: str, rounds: Rounds = Rounds()) -> list[BlindOutcome]:
-    """The resumes of one case; what a process of the pool does."""
+    """Make the resumes of one case, in a process of the pool."""
     logging.getLogger("segue").setLevel(logging.CRITICAL)
     case: Case = case_of(name)
     if case.axis is Axis.NOISE:

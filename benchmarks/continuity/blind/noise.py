@@ -38,12 +38,12 @@ LEVELS: dict[str, dict[str, Any]] = {
     "noise of 1e-3": {"size": 1e-3},
     "noise of 1e-3, bf16": {"size": 1e-3, "is_bf16": True},
 }
-"""Relative errors of the gradients, which are others in each step of each process."""
+"""Relative errors of the gradients. The errors differ in each step of each process."""
 
 
 @dataclass(frozen=True)
 class NoisyRun:
-    """One first attempt with its rehearsal, which measures the noise, and clean resumes that follow it."""
+    """Make a first attempt with its rehearsal, which measures the noise, and then clean resumes."""
 
     case: Case
     rounds: int
@@ -69,9 +69,8 @@ class NoisyRun:
 
 
 def lost_under_noise(case: Case, *, seed: int = 0) -> list[BlindOutcome]:
-    """The rehearsal of a script that loses state, at each level of noise.
-
-    What is not found without noise either is no loss within the window, and counts at no level.
+    """Make the rehearsal of a script that loses state, at each level of noise. A script whose loss is not detected
+    without noise loses nothing within the window, and counts at no level.
     """
     is_loss = _rehearsed(case, {"size": 0.0}, seed=seed).is_found
     return [
@@ -81,7 +80,8 @@ def lost_under_noise(case: Case, *, seed: int = 0) -> list[BlindOutcome]:
 
 
 def _rehearsed(case: Case, level: dict[str, Any], *, seed: int) -> BlindOutcome:
-    """What the rehearsal says. Its fresh processes are new worlds of this one: starting them would take minutes."""
+    """The verdict of the rehearsal. Its fresh processes are new worlds in this process, because the start of real
+    processes would take minutes."""
     started = time.monotonic()
     case = replace(case, recipe=NOISY, config={"of": case.recipe, **level})
     made = BlindOutcome(case.name, Axis.NOISE, "none")

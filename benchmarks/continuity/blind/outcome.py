@@ -1,4 +1,4 @@
-"""What became of one resume of a script."""
+"""The outcome of one resume of a script."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class BlindOutcome:
-    """One resume of a case, and what was said about it."""
+    """One resume of a case and its verdict."""
 
     name: str
     axis: str
     verdict: str
-    """Of the resume; `refused` where the recipe was not restored, `raised` where a step raised before a verdict."""
+    """Verdict of the resume; `refused` if the recipe was not restored, `raised` if a step raised before a verdict."""
     component: str | None = None
-    """Of the first finding."""
+    """Component of the first finding."""
     sentence: str = ""
     fix: str = ""
     found_at: int | None = None
@@ -24,18 +24,19 @@ class BlindOutcome:
     is_found: bool = False
     is_named: bool = False
     acts_after: int | None = None
-    """Steps from the resume to the first one that is not as in an uninterrupted run; None: there was none."""
+    """Number of steps from the resume to the first step that differs from an uninterrupted run; None: no step
+    differs."""
     window: int = 8
     is_named_at_commit: bool | None = None
-    """Whether a commit of the first attempt names the state; None: it is no state that training changes."""
+    """Whether a commit of the first attempt names the state; None: training does not change this state."""
     is_enough: bool | None = None
-    """Whether the resume is exact once all its advice was followed; None: that was not tried."""
+    """Whether the resume is exact after all its fixes were applied; None: not tried."""
     noise: str = ""
     """The recipe under whose noise the resume was made; empty: kernels are deterministic."""
     drill: str | None = None
     """Verdict of the resume rehearsal."""
     problem: str = ""
-    """What kept the resume from being made."""
+    """The reason why the resume was not made."""
     seconds: float = 0.0
 
     @property

@@ -1,4 +1,5 @@
-"""Scripts rewritten as their advice says, where the advice is no line of code to add: by hand, and in nothing else."""
+"""Scripts that were rewritten by hand according to their fix, because the fix is no line of code. Nothing else was
+changed."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _RECIPES: dict[str, str] = {}
 
 
 def rewritten(name: str) -> Callable[[Build], Build]:
-    """Declare a recipe as the case of this name with its advice followed."""
+    """Declare a recipe as the case of this name with its fix applied."""
 
     def declared(build: Build) -> Build:
         _RECIPES[name] = f"{build.__module__}:{build.__name__}"
@@ -30,7 +31,7 @@ def rewritten(name: str) -> Callable[[Build], Build]:
 
 
 def rewritten_recipe(name: str) -> str | None:
-    """The recipe of the case with this name as its advice says; None: there is none."""
+    """The recipe of the case with this name after its fix; None: there is no such recipe."""
     return _RECIPES.get(name)
 
 

@@ -29,7 +29,7 @@ MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 
 
 def workplace() -> Path | None:
-    """Memory, where the system has a folder for it."""
+    """A folder in memory, if the system has such a folder."""
     return MEMORY if MEMORY.is_dir() else None
 
 
@@ -72,7 +72,7 @@ class Bench:
         measures: bool = False,
         fault: Fault | None = None,
     ) -> Watched:
-        """One attempt in the store of this name, as in a new process on a new machine."""
+        """Make one attempt in the store of this name, as in a new process on a new machine."""
         folder = self.folder / store
 
         def settled(step: int) -> None:
@@ -98,7 +98,8 @@ class Bench:
         return spec_of(self.case, folder=self.folder / store, rehearsal=self.rehearsal, seed=self.seed)
 
     def _wait_for_save(self, store: str, step: int) -> None:
-        """Wait before a save until the one before it is committed: else it may be left out on a busy machine."""
+        """Before a save, wait until the previous save is committed, because a busy machine may otherwise skip the
+        save."""
         before = step + 1 - SAVE_EVERY_STEPS
         if before <= 0 or before % SAVE_EVERY_STEPS:
             return
@@ -122,9 +123,8 @@ class Bench:
 
 
 def run_case(case: Case, *, seed: int = 0) -> BlindOutcome:
-    """The first attempt, a resume that is not judged, for what the fault changes, and one that is.
-
-    The first attempt trains on after the parent, so it is the uninterrupted run as well.
+    """Make the first attempt, an unjudged resume that shows the effect of the fault, and a judged resume. The first
+    attempt continues to train after the parent, so it is also the uninterrupted run.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="segue-blind-", dir=workplace()) as name:
@@ -147,7 +147,7 @@ def run_case(case: Case, *, seed: int = 0) -> BlindOutcome:
 
 
 def run_sound(case: Case, *, rounds: int, seed: int = 0) -> list[BlindOutcome]:
-    """A run that loses nothing and is resumed again and again."""
+    """Make a run that loses nothing and is resumed repeatedly."""
     outcomes: list[BlindOutcome] = []
     with tempfile.TemporaryDirectory(prefix="segue-blind-", dir=workplace()) as name:
         bench = Bench(case, Path(name), seed)
@@ -165,12 +165,12 @@ def run_sound(case: Case, *, rounds: int, seed: int = 0) -> list[BlindOutcome]:
 
 
 def parent_of(history: History) -> CheckpointRef | None:
-    """The checkpoint that faulty resumes begin with: on a busy machine it is made some steps late."""
+    """The checkpoint with which faulty resumes begin. On a busy machine, the checkpoint is some steps late."""
     return next((each.ref for each in history.usable if each.ref.step >= PARENT_STEP), None)
 
 
 def outcome_of(case: Case, watched: Watched) -> BlindOutcome:
-    """What was said about the last attempt."""
+    """The verdict on the last attempt."""
     last = watched.history.attempts[-1]
     made = BlindOutcome(case.name, case.axis, "none", is_sound=case.is_sound, window=case.window)
     if last.verdict is not None:
@@ -207,7 +207,7 @@ def outcome_of(case: Case, watched: Watched) -> BlindOutcome:
 
 
 def with_finding(case: Case, outcome: BlindOutcome, finding: Finding) -> BlindOutcome:
-    """The outcome of a fault that was found, with what was said about it."""
+    """The outcome of a detected fault, with its finding."""
     return replace(
         outcome,
         is_found=True,
@@ -220,7 +220,8 @@ def with_finding(case: Case, outcome: BlindOutcome, finding: Finding) -> BlindOu
 
 
 def without_parent(case: Case, watched: Watched) -> BlindOutcome:
-    """A case whose first attempt left nothing to resume: refused, which may be right, or a mistake of the benchmark."""
+    """The outcome of a case whose first attempt left nothing to resume. The case was refused, which may be right, or
+    the benchmark has a mistake."""
     failure = watched.report.failure if watched.report is not None else None
     text = failure.message if failure is not None else "the first attempt left no checkpoint"
     made = BlindOutcome(case.name, case.axis, "refused at start", is_sound=case.is_sound, sentence=text)
@@ -231,9 +232,8 @@ def without_parent(case: Case, watched: Watched) -> BlindOutcome:
 
 
 def acts_after(case: Case, whole: Watched, other: Watched, *, parent: int) -> int | None:
-    """Steps from the resume to the first difference from the uninterrupted run.
-
-    What only the metric or the state shows is looked for at the end of both runs.
+    """Number of steps from the resume to the first difference from the uninterrupted run. Differences only in the
+    metric or the state are searched at the end of both runs.
     """
     if case.acts_on == "loss":
         return _first_difference(whole.losses, other.losses, after=parent)

@@ -1,4 +1,4 @@
-"""What an attempt finds when it begins: modules as a new process loads them, environment, files, global flags."""
+"""The world at the start of an attempt: modules as a new process loads them, environment, files, and global flags."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SCRIPTS = "benchmarks.continuity.scripts"
 
 @contextmanager
 def new_world(case: Case, scratch: Path, *, attempt: int) -> Iterator[None]:
-    """A block that begins as a new process on a new machine does, and leaves nothing of it behind.
+    """A `with` block that begins like a new process on a new machine, and leaves nothing behind.
 
-    The temporary folder is empty, the scripts' modules are loaded again, and global flags are the default ones.
+    The temporary folder is empty, the scripts' modules are loaded again, and global flags have their defaults.
     """
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)

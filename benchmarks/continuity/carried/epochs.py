@@ -1,4 +1,4 @@
-"""What is carried over the batches of an epoch, and from one epoch to the next."""
+"""Values that a program carries over the batches of an epoch, and from one epoch to the next."""
 
 from __future__ import annotations
 

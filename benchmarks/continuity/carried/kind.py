@@ -58,7 +58,7 @@ class Kind:
 
     name: str
     variables: tuple[str, ...]
-    """Names of which a finding must name one; empty: nothing is lost."""
+    """Names of which a finding must contain one; empty: nothing is lost."""
     source: str
     steps: int = 40
 
@@ -84,7 +84,7 @@ def in_steps(
 
 
 def at_top(name: str, *variables: str, before: str = "", loss: str = "", body: str = "", after: str = "") -> Kind:
-    """The same at the top level of the script."""
+    """A loop over `run.steps` at the top level of the script."""
     source = (
         f"{_HEAD}run = segue.session()\n{_OBJECTS}{dedent(before)}\nfor step in run.steps(40):\n"
         f"{_lines(_STEP)}{_lines(loss)}{_lines(_UPDATE)}{_lines(body)}\n{dedent(after)}"
@@ -115,5 +115,5 @@ def in_epochs(
 
 
 def whole(name: str, *variables: str, source: str) -> Kind:
-    """A script of its own after the common beginning."""
+    """A separate script after the common beginning."""
     return Kind(name, variables, f"{_HEAD}{dedent(source)}")

@@ -1,4 +1,4 @@
-"""All programs of the axis, several processes at a time: `python -m benchmarks.continuity.carried.measure`."""
+"""Runs all programs of the axis, several processes at a time: `python -m benchmarks.continuity.carried.measure`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SOUND: tuple[Kind, ...] = (*sound.KINDS, *namespaces.SOUND)
 
 
 def measure(kinds: Sequence[Kind], *, resumes: int, jobs: int) -> list[Outcome]:
-    """Each program in a process of its own."""
+    """Run each program in a separate process."""
     made = []
     with ThreadPoolExecutor(jobs) as threads:
         for outcome in threads.map(partial(_in_process, resumes=resumes), kinds):

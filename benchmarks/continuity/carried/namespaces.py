@@ -290,4 +290,4 @@ SOUND: tuple[Kind, ...] = (
         """,
     ),
 )
-"""Programs that lose nothing in theirs."""
+"""Programs that lose nothing in their namespaces."""

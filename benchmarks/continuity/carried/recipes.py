@@ -1,4 +1,4 @@
-"""Values that recipes carry from step to step outside their components, and that decide something later."""
+"""Values that recipes carry from step to step outside their components, and that affect a later step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sound programs in the style of public scripts: they count, time, print and average, and a resume loses none of it."""
+"""Sound programs in the style of public scripts. They count, time, print and average, and a resume loses nothing that
+affects training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One program of the axis: a first attempt to its goal, resumes from its checkpoints, and the same after the fix."""
+"""One program of the axis: a first attempt to its goal, resumes from its checkpoints, and the same attempts after the
+fix."""
 
 from __future__ import annotations
 
@@ -34,25 +35,25 @@ _NOT_STATE = ("setup.", "loose")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was said about one program."""
+    """The verdicts on one program."""
 
     name: str
     verdicts: tuple[str, ...]
     sentences: tuple[str, ...]
     is_lost: bool
-    """Whether a resume ended with another state than the first attempt."""
+    """Whether a resume ended with a different state than the first attempt."""
     is_found: bool
-    """Whether no resume that lost something was called exact or equivalent."""
+    """Whether every resume that lost state was called neither exact nor equivalent."""
     is_named: bool
     is_named_first: bool
-    """Whether the first finding names it."""
+    """Whether the first finding names the lost value."""
     is_named_at_commit: bool
     commits: tuple[str, ...] = ()
-    """What was said at commits."""
+    """The findings at commits."""
     is_fix_enough: bool | None = None
-    """Whether the same resumes are exact after the fix; None: there is none, or it was not tried."""
+    """Whether the same resumes are exact after the fix; None: there is no fix, or it was not tried."""
     fixed: str = ""
-    """What the fix left to say."""
+    """The findings after the fix."""
     problem: str = ""
 
 
@@ -67,7 +68,7 @@ class _Runs:
 
 
 def outcome_of(kind: Kind, *, resumes: int, with_fix: bool = True) -> Outcome:
-    """Both attempts of the program as it is, and with what its fix says."""
+    """Make both attempts of the program as it is, and again after its fix."""
     runs = _runs_of(kind, kind.source, resumes)
     found = [finding for verdict in runs.verdicts for finding in verdict.findings]
     first = [verdict.findings[0] for verdict in runs.verdicts if verdict.findings]
@@ -225,10 +226,10 @@ _REGISTER = re.compile(r"register it: (run\.track\((?:[^()]|\([^()]*\))*\))")
 
 
 def followed(fix: str, source: str) -> str:
-    """The program after what a fix says was done to the letter.
+    """Return the program after a fix was applied literally.
 
     Raises:
-        ValueError: it says nothing that could be done so.
+        ValueError: the fix names no change that can be applied.
     """
     lines = source.splitlines()
     for name, number in _OF_ITS_OWN.findall(fix):
@@ -249,7 +250,7 @@ def followed(fix: str, source: str) -> str:
 
 
 def _with_statement(lines: Sequence[str], name: str, number: int) -> list[str]:
-    """The lines with an assignment expression in one of them written as a statement before it."""
+    """Return the lines, with an assignment expression replaced by a statement before its line."""
     line = lines[number - 1]
     found = re.search(rf"\({name} := ([^()]*(?:\([^()]*\)[^()]*)*)\)", line)
     if found is None:
@@ -264,7 +265,7 @@ def _training_loop(lines: Sequence[str]) -> int:
 
 
 def _renamed(lines: list[str], old: str, new: str, line: int) -> list[str]:
-    """The lines with another name for a variable: from this line on in its function, and in the functions in that."""
+    """Return the lines with a variable renamed, from this line on, in its function and in nested functions."""
     tree = ast.parse("\n".join(lines))
     kinds = (ast.FunctionDef, ast.Module)
     around = [node for node in ast.walk(tree) if isinstance(node, kinds) and _has_line(node, line)]

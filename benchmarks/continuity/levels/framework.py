@@ -16,7 +16,7 @@ _STEPS = 1000
 
 
 class Module(lightning.LightningModule):
-    """A model with its loss and what else a script does in a step."""
+    """A Lightning module with a model, its loss, and the other work of a script in a step."""
 
     def __init__(self, model: nn.Module, loss: Any, after_step: Any, optimizer: Any, scheduler: Any) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Module(lightning.LightningModule):
 
 
 def main() -> None:
-    """Train what the recipe function returns with Lightning's Trainer."""
+    """Train the result of the recipe function with Lightning's Trainer."""
     module, _, name = sys.argv[1].partition(":")
     made = getattr(importlib.import_module(module), name)({})
     lightning_module = Module(made.model, made.loss, made.after_step, made.optimizer, made.scheduler)

@@ -1,7 +1,6 @@
-"""What is found of unregistered state at each level: the same scripts as programs and in a framework's trainer.
-
-Each trial is a process of its own: an attempt that reaches its goal, and a resume from its first checkpoint that has a
-witness. Programs look at the functions that called them, so nothing of the benchmark may be among these.
+"""The detection of unregistered state at each level: the same scripts as programs and in a framework's trainer. Each
+trial is a separate process, with an attempt that reaches its goal, and a resume from the first checkpoint that has a
+witness. segue inspects the functions that call a program, so no function of the benchmark may be among them.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ _LIMIT_SECONDS = 120.0
 
 
 class Level(StrEnum):
-    """How a script trains, below the level of recipes."""
+    """The way in which a script trains, below the level of recipes."""
 
     PROGRAM = "program"
     FRAMEWORK = "framework"
 
 
 def names() -> list[str]:
-    """The scripts that lose state and have a loss of their own to hand over."""
+    """The scripts that lose state and have a separate loss function."""
     return [case.name for case in cases(Axis.UNREGISTERED) if case.acts_on == "loss" and not case.is_alone]
 
 
@@ -100,7 +99,8 @@ def _be_trial(name: str, level: Level, sender: Connection) -> None:
 
 
 def resumed(case: Case, level: Level) -> BlindOutcome:
-    """Both attempts of one script, in this process; of a program that loses state once more, with its advice."""
+    """Make both attempts of one script in this process. For a program that loses state, make them again with its fix
+    applied."""
     outcome, said = _made(case, level)
     if level is not Level.PROGRAM or outcome.problem or outcome.acts_after is None:
         return outcome
@@ -113,7 +113,7 @@ def resumed(case: Case, level: Level) -> BlindOutcome:
 
 
 def _made(case: Case, level: Level, *, lines: Lines = ()) -> tuple[BlindOutcome, tuple[Finding, ...]]:
-    """What became of both attempts, and what the commits of the first one named."""
+    """The results of both attempts, and the findings at the commits of the first attempt."""
     with tempfile.TemporaryDirectory(prefix="segue-level-", dir=workplace()) as name:
         folder = Path(name)
         os.chdir(folder)  # A framework writes its checkpoints there.
@@ -134,7 +134,7 @@ def _made(case: Case, level: Level, *, lines: Lines = ()) -> tuple[BlindOutcome,
 
 
 def _ends_alike(history: History) -> bool:
-    """Whether both attempts have left the same state at the goal: then nothing was lost at this level."""
+    """Whether both attempts have the same state at the goal, so that nothing was lost at this level."""
     ends = [each.manifest.components for each in history.checkpoints if each.ref.step == _GOAL]
     states = [{name: it for name, it in end.items() if not name.startswith("setup.")} for end in ends]
     return len(states) > 1 and states[0] == states[-1]

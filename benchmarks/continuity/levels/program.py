@@ -1,6 +1,6 @@
 """A script of the benchmark with a training loop of its own: `python program.py RECIPE [LINES]`.
 
-LINES, as JSON, are what advice says to track: a module to import, a name and an expression each.
+LINES is a JSON list of the values that a fix tracks. Each has a module to import, a name and an expression.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import segue
 
 
 def main() -> None:
-    """Train what the recipe function returns, as a program would that was written without recipes."""
+    """Train the result of the recipe function, like a program that was written without recipes."""
     module, _, name = sys.argv[1].partition(":")
     made = getattr(importlib.import_module(module), name)({})
     model, optimizer, loss, after_step = made.model, made.optimizer, made.loss, made.after_step

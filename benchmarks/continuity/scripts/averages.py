@@ -1,4 +1,4 @@
-"""Second networks that nobody registers: teachers, averages, momentum encoders, target networks, frozen copies."""
+"""Unregistered second networks: teachers, averages, momentum encoders, target networks, frozen copies."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def moving_anchor(config: Config) -> Recipe:
 
 
 class _Distillation:
-    """An algorithm that holds the model that it trains, its teacher, and how often it was updated."""
+    """An algorithm with the model that it trains, its teacher, and the number of updates."""
 
     def __init__(self, student: nn.Module) -> None:
         self.student, self.teacher, self.updates = student, copy.deepcopy(student), 0

@@ -1,4 +1,4 @@
-"""What the scripts share: a small network, its data, and a recipe of them."""
+"""The common parts of the scripts: a small network, its data, and a recipe with both."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Batch = list[torch.Tensor]
 
 
 def unregistered(name: str, *names: str, **fields: Any) -> Callable[[Build], Build]:
-    """A case of state that no component holds."""
+    """A case of untracked state."""
     return case(name, Axis.UNREGISTERED, *names, **fields)
 
 
 def sound(name: str, **fields: Any) -> Callable[[Build], Build]:
-    """A case that looks suspicious, and loses nothing that matters."""
+    """A case that looks suspicious, but loses nothing that affects training."""
     return case(name, Axis.SOUND, is_sound=True, **fields)
 
 
@@ -64,7 +64,7 @@ def recipe(
     data: DataLoader[Any] | None = None,
     **fields: Any,
 ) -> Recipe:
-    """A recipe that differs from a plain one in what is given."""
+    """A recipe that differs from a plain recipe in the given fields."""
     model = model if model is not None else net()
     optimizer = optimizer if optimizer is not None else torch.optim.AdamW(model.parameters(), lr=3e-3)
     return Recipe(

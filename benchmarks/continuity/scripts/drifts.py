@@ -1,4 +1,4 @@
-"""Something that is not the same when a run is resumed: environment, files, global flags, machines, time."""
+"""Inputs that differ after a resume: environment, files, global flags, machines, time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from segue.recipe import Recipe
 
 
 def drift(name: str, *names: str, world: World, **fields: Any) -> Callable[[Build], Build]:
-    """A case in which the world is another one after the resume."""
+    """A case in which inputs of the script differ after the resume."""
     common: dict[str, Any] = {"components": frozenset({ANY}), "world": world}
     return case(name, Axis.DRIFT, *names, **(common | fields))
 
@@ -138,7 +138,7 @@ def _write_files(moment: Moment) -> None:
 
 
 class _Lazy(Dataset[Any]):
-    """Opens a file for each sample, in the order of their names."""
+    """A data set that opens a file for each sample, in the order of the file names."""
 
     def __init__(self) -> None:
         self.folder = scratch("")
@@ -274,7 +274,7 @@ def _workers(moment: Moment) -> None:
 
 
 class _SeededByWorker(Dataset[Any]):
-    """Augments with a generator of the process that fetches."""
+    """A data set that augments with a generator of the process that fetches a sample."""
 
     def __init__(self) -> None:
         self.x, self.y = samples()

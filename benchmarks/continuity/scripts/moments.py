@@ -1,4 +1,4 @@
-"""Scripts that change something after they were resumed: after the first batch, while replaying, before the commit."""
+"""Scripts that change state after they were resumed: after the first batch, during the replay, or before the commit."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _says_resumed(moment: Moment) -> None:
 
 
 def moment(name: str, *, acts_on: str = "loss", first_step: int = 1) -> Callable[[Build], Build]:
-    """A case in which a resumed process does something at a certain step."""
+    """A case in which a resumed process changes state at a certain step."""
     fields: dict[str, Any] = {"components": frozenset({ANY}), "world": _says_resumed, "window": 64}
     return case(name, Axis.LATE, acts_on=acts_on, first_step=first_step, **fields)
 
 
 def _at(done: int, change: Change) -> Recipe:
-    """A recipe that makes the change once, when it has done so many steps after a resume."""
+    """A recipe that makes the change once, after this number of steps since a resume."""
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     steps = 0

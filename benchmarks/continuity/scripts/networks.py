@@ -166,7 +166,7 @@ def module_dict(config: Config) -> Recipe:
 
 
 class _Quiet(nn.Module):
-    """Leaves its running mean out of checkpoints, to load old ones."""
+    """A layer that leaves its running mean out of checkpoints, so that it can load old checkpoints."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ def carried_hidden(config: Config) -> Recipe:
 
 
 class _InList(nn.Module):
-    """Keeps its normalisations where torch does not look for them."""
+    """A network that keeps its normalisations where torch does not find them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ def noisy(name: str, **fields: Any) -> Callable[[Build], Build]:
 
 
 def with_noise(config: Config) -> Recipe:
-    """Another script (its path is `of`) with a relative error of this `size` on its gradients; in bf16 if `is_bf16`."""
+    """The script with the path `of`, with a relative error of this `size` on its gradients; in bf16 if `is_bf16`."""
     module, _, name = config["of"].partition(":")
     made: Recipe = getattr(importlib.import_module(module), name)({})
     if config["size"]:
@@ -51,7 +51,7 @@ def _in_bf16(model: nn.Module) -> None:
 
 
 def _perturbed(size: float) -> nn.Sequential:
-    """A network whose gradients are off by a relative error of this size, another one each time."""
+    """A network whose gradients have a relative error of this size, which differs each time."""
     model = net()
     _perturb(model, size)
     return model
@@ -90,7 +90,7 @@ def noise_1e_3(config: Config) -> Recipe:
 
 
 class _Graph(nn.Module):
-    """Sums messages over the edges of a graph, as a scatter does."""
+    """A layer that sums messages over the edges of a graph by a scatter."""
 
     def __init__(self) -> None:
         super().__init__()

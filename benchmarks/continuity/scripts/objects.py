@@ -1,4 +1,4 @@
-"""State in objects of the user's own: callable losses, class attributes, slots, properties, nested objects."""
+"""State in objects of the user's classes: callable losses, class attributes, slots, properties, nested objects."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def named_tuple(config: Config) -> Recipe:
 
 
 class _UncertaintyLoss(nn.Module):
-    """Learned weights of two losses, without an optimizer that knows of them."""
+    """Learned weights of two losses, which no optimizer holds."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ def dataset_generator(config: Config) -> Recipe:
 
 
 class _Difficulty(_Rows):
-    """Gives samples more noise the longer it trains."""
+    """A data set that adds more noise to samples as training proceeds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def dataset_curriculum(config: Config) -> Recipe:
 
 
 class _Mixed:
-    """A collate function that mixes a batch with the one before."""
+    """A collate function that mixes a batch with the previous batch."""
 
     def __init__(self) -> None:
         self.last: list[torch.Tensor] | None = None
@@ -153,7 +153,7 @@ def nested_transform(config: Config) -> Recipe:
 
 
 class _FromLoss(Sampler[int]):
-    """The order of an epoch depends on losses of the one before."""
+    """A sampler whose order in an epoch depends on losses of the previous epoch."""
 
     def __init__(self) -> None:
         self.priority = np.ones(SAMPLES)
@@ -189,7 +189,7 @@ _passes = [0]
 
 
 class _Growing(BatchSampler):
-    """Begins each batch one place further in a fixed order."""
+    """A sampler that begins each batch one position further in a fixed order."""
 
     def __init__(self) -> None:
         super().__init__(range(SAMPLES), 16, drop_last=True)
@@ -228,7 +228,7 @@ def mixup(config: Config) -> Recipe:
 
 
 class _Cached(_Rows):
-    """Augments a sample once, when it is first fetched, and keeps it."""
+    """A data set that augments a sample once, at its first fetch, and keeps the result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ def augmented_cache(config: Config) -> Recipe:
 
 
 class _Relabelled(_Rows):
-    """Targets move towards the model's own answers."""
+    """A data set whose targets move towards the model's own outputs."""
 
 
 @unregistered("targets that training rewrites", "y", "targets", components=_DATA | {"setup.data"})

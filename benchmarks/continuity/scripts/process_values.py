@@ -1,4 +1,4 @@
-"""Values that belong to the process or the machine and steer training: they look harmless, and are not."""
+"""Values of the process or the machine that look harmless, but affect training."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ temperature = 1.0
 
 
 class Meter:
-    """The mean of what it was given."""
+    """The mean of the values that the meter got."""
 
     def __init__(self) -> None:
         self.total, self.count = 0.0, 0

@@ -1,4 +1,4 @@
-"""Sound scripts that count, time, print and remember for people: nothing of it reaches a step."""
+"""Sound scripts that count, time, print and store values for people. None of these values affects a step."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def rmsprop(config: Config) -> Recipe:
 
 
 class _LazyMomentum(torch.optim.Optimizer):
-    """Creates its state when a parameter first has a gradient."""
+    """An optimizer that creates its state when a parameter first has a gradient."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -350,7 +350,7 @@ def checkpointed(config: Config) -> Recipe:
 
 
 class _Endless:
-    """An iterator that only yields what it is given; kept, and never advanced."""
+    """An iterator over given values, which is kept, but never advanced."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(10))

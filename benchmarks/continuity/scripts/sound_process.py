@@ -1,4 +1,4 @@
-"""Values that belong to the process or the machine and that no step depends on."""
+"""Values of the process or the machine on which no step depends."""
 
 from __future__ import annotations
 

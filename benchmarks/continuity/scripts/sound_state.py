@@ -132,7 +132,7 @@ def registered_average(config: Config) -> Recipe:
 
 
 class _AsNumpy:
-    """Gives its state as NumPy arrays, a list and other keys."""
+    """An object whose state has NumPy arrays, a list and other keys."""
 
     def __init__(self) -> None:
         self.mean, self.history, self.count = torch.zeros(3), [1.0], 0
@@ -164,7 +164,7 @@ def transformed_state(config: Config) -> Recipe:
 
 
 class _Holder:
-    """Registers what another object keeps."""
+    """An object that registers the state of another object."""
 
     def __init__(self, state: dict[str, float]) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""State of the way in which is trained: further optimizers, wrappers, rates by hand, adaptive weights, gradients."""
+"""State of the training method: further optimizers, wrappers, manual learning rates, adaptive weights, gradients."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def hidden_scaler(config: Config) -> Recipe:
 
 
 class _Lookahead:
-    """Slow weights that follow the fast ones every five steps; the counter is not in its state_dict."""
+    """Slow weights that follow the fast weights every five steps. The counter is not in the state_dict."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.inner, self.counter = inner, 0
@@ -115,7 +115,7 @@ def lookahead(config: Config) -> Recipe:
 
 
 class _Sam(torch.optim.SGD):
-    """Looks for a flat minimum with a radius that shrinks."""
+    """An optimizer that searches for a flat minimum with a shrinking radius."""
 
     radius = 0.05
 
@@ -199,7 +199,7 @@ def gradients_left(config: Config) -> Recipe:
 
 
 class _Ema:
-    """Registered, but its warm-up counter is in no state_dict."""
+    """A registered object whose warm-up counter is in no state_dict."""
 
     def __init__(self, model: nn.Module) -> None:
         self.values = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -245,7 +245,7 @@ def idle_average_without_counter(config: Config) -> Recipe:
 
 
 class _Queue:
-    """Registered; forgets where its next entry goes."""
+    """A registered buffer whose position of the next entry is in no state_dict."""
 
     def __init__(self) -> None:
         self.entries, self.pointer = torch.zeros(20), 0
@@ -277,7 +277,8 @@ def queue_without_pointer(config: Config) -> Recipe:
 
 
 class _Plateau:
-    """Lowers the rate when the loss gets no better; remembers the best one and its patience."""
+    """A scheduler that lowers the learning rate if the loss does not improve. Its state is the best loss and the
+    patience."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer, self.best, self.bad = optimizer, float("inf"), 0
@@ -341,7 +342,7 @@ def adaptive_penalty(config: Config) -> Recipe:
 
 
 class ByAddress(torch.optim.SGD):
-    """Keeps its momenta by the addresses of the parameters."""
+    """An optimizer that stores its momenta by the addresses of the parameters."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.02)

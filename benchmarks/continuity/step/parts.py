@@ -1,7 +1,7 @@
-"""What each part of continuity takes of a step: a real attempt, with a stopwatch around the functions of each part.
-
-After each of its steps a plain script makes one with the same objects, under the same stopwatch. What both call (the
-loss, backward, optimizer, scheduler, loader) counts for no part. The plain script's own rest is subtracted.
+"""The time of each part of continuity in a step: a real attempt, with a stopwatch around the functions of each part.
+After each step of the attempt, a plain script makes a step with the same objects, under the same stopwatch. Functions
+that both call (the loss, backward, optimizer, scheduler, loader) count for no part. The remaining time of the plain
+script is subtracted.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _BY_BOTH: dict[str, tuple[tuple[Any, str], ...]] = {
     ),
     _PLAIN_CLIP: ((torch.nn.utils, "clip_grad_norm_"),),
 }
-"""With the loss and `after_step` of the recipe, which are no attributes of a module or class."""
+"""Include the recipe's loss and `after_step`, which are not attributes of a module or class."""
 _FIELDS = {
     "batch_fingerprint": "fingerprint of ids",
     "input_fingerprint": "fingerprint of inputs",
@@ -74,7 +74,7 @@ _FIELDS = {
     "param_norm": "parameter norm",
     "state": "state after the steps",
 }
-"""Where the fields of a witness row come from; the others are counted as `witness rows`."""
+"""The part that each field of a witness row comes from. Other fields are counted as `witness rows`."""
 _CALIBRATIONS, _SLOWEST = 2000, 0.05
 
 
@@ -84,12 +84,12 @@ class Stopwatch:
     def __init__(self) -> None:
         self._within: list[float] = []
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        """Of each part since the last `restart`."""
+        """Seconds of each part since the last `restart`."""
         self._own_seconds = 0.0
         self._own_seconds = self._calibrated()
 
     def restart(self) -> defaultdict[str, float]:
-        """Begin at zero; return what was added up so far."""
+        """Return the times so far, and start again at zero."""
         found, self.seconds = self.seconds, defaultdict(float)
         return found
 
@@ -103,7 +103,7 @@ class Stopwatch:
             yield
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, which counts for a part from now on."""
+        """Wrap the function so that its time counts for a part."""
         # Of this thread: other processes on the same core do not count.
         within, clock = self._within, time.thread_time
 
@@ -121,7 +121,7 @@ class Stopwatch:
         return timed
 
     def _calibrated(self) -> float:
-        """What timing a function adds to the function that calls it."""
+        """The time that the timing of a function adds to its caller."""
         inner = self.timed("inner", lambda: None)
 
         def outer() -> None:
@@ -133,7 +133,8 @@ class Stopwatch:
 
 
 def cost_by_part(spec: RunSpec, *, skipped: int, commit_every: int) -> dict[str, dict[str, float]]:
-    """For each part: microseconds of a plain and of a witness step, and bytes a step with so many steps to a commit.
+    """For each part, microseconds of a plain step and of a witness step, and bytes for each step with this number of
+    steps between commits.
 
     A plain step is the mean of the steps between two saves, of which few measure norms. The recipe trains by AdamW and
     a cosine.
@@ -152,7 +153,7 @@ def cost_by_part(spec: RunSpec, *, skipped: int, commit_every: int) -> dict[str,
 
 
 def plain(seconds: Mapping[StepKind, float]) -> float:
-    """The mean over steps of which one of `NORMS_EVERY_STEPS` measures norms."""
+    """The mean over steps. One of `NORMS_EVERY_STEPS` steps measures norms."""
     share = 1 / NORMS_EVERY_STEPS
     return (1 - share) * seconds[StepKind.PLAIN] + share * seconds[StepKind.NORMS]
 
@@ -187,7 +188,7 @@ def _timed_attempt(spec: RunSpec, *, skipped: int) -> tuple[dict[StepKind, list[
 
 
 def _means(found: Mapping[StepKind, Sequence[Mapping[str, float]]], part: str) -> dict[StepKind, float]:
-    """Over the steps of each kind, without the slowest: other processes had the core meanwhile."""
+    """The mean over the steps of each kind, without the slowest steps, in which other processes used the core."""
     means = {kind: _mean([seconds[part] for seconds in steps]) for kind, steps in found.items()}
     if part not in _OF_PLAIN:
         return means

@@ -1,4 +1,4 @@
-"""What a plain training script does with a recipe: the same step without segue."""
+"""A plain training script for a recipe, which makes the same step without segue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real attempt whose steps are made one at a time, so that each can be watched from outside."""
+"""A real attempt whose steps are made one at a time, so that each step can be measured."""
 
 from __future__ import annotations
 
@@ -28,26 +28,27 @@ WITNESS_STEPS = 8
 
 
 class StepKind(StrEnum):
-    """What a step has to do besides training."""
+    """The work of a step in addition to training."""
 
     PLAIN = "plain"
     NORMS = "norms"
-    """It measures norms, as one of `NORMS_EVERY_STEPS` does."""
+    """The step measures norms, as one of `NORMS_EVERY_STEPS` steps does."""
     WITNESS = "witness"
-    """Its row is kept for a resume: eight after each commit."""
+    """The step's row is kept as a witness row. There are eight such steps after each commit."""
     LAST = "last"
-    """The last of these eight."""
+    """The step is the last of the eight witness steps."""
     SAVING = "saving"
-    """A save follows it."""
+    """A save follows the step."""
 
 
 Step = Callable[[], StepKind]
-"""Makes the step and all that the loop does until the next one is due; returns its kind."""
+"""A function that makes the step and all work of the loop until the next step is due. It returns the kind of the
+step."""
 Visit = Callable[[LiveRecipe, Step], object]
 
 
 class Stored:
-    """What an attempt left in its store."""
+    """The content of an attempt's store after its end."""
 
     def __init__(self, runlog: RunLog) -> None:
         found = runlog.store.list_objects(f"{runlog.run_id}/")
@@ -56,9 +57,8 @@ class Stored:
 
 
 def attempt_by_steps(spec: RunSpec, visit: Visit) -> Stored:
-    """Make an attempt in a store of its own, and call `visit` for each step, which has to make it.
-
-    The thread that commits is idle whenever a visit begins.
+    """Make an attempt in a separate store, and call `visit` for each step. `visit` must make the step. The thread that
+    commits is idle at the start of each visit.
     """
     writers: list[Writer] = []
 
