@@ -64,8 +64,9 @@ class _Kept(NamedTuple):
 class Survivors:
     """One rank's part in the commit after the loss of another rank.
 
-    Every call does nothing if there is only one rank, if the ranks shard the state or use accelerators, or if a program
-    trains. (An accelerator may run the optimizer's step although the sum of the gradients has failed.)
+    Every call does nothing if there is only one rank, if the ranks shard the state or use accelerators, if a program
+    trains, or if a module has a `get_extra_state` of its own. (An accelerator may run the optimizer's step although the
+    sum of the gradients has failed.)
     """
 
     def __init__(self, context: AttemptContext, live: Workload) -> None:
