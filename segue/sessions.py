@@ -223,7 +223,7 @@ class Session:
         the script may change or delete the folder. If the script does not call `commit_folder`, the safe point saves
         nothing, and a requested stop comes one step later. `instead` maps paths in the folder to other content to
         commit, as bytes or as the path of another file. Use it, for example, to omit times of day, which differ in
-        every run. If the folder lacks a file that `instead` names, the file is committed too. `best` maps each file of
+        every run. `instead` may also add files that the folder does not have. `best` maps each file of
         the best model to the committed file with its content, for `segue checkpoints export --best`. Example:
         `{"model.pt": "best/model.pt"}`.
 

@@ -86,7 +86,7 @@ class Orchestrator(Protocol):
         ...
 
     def refusal(self, handle: str) -> str | None:
-        """Return the reason why the pool could not start an ended attempt.
+        """Return the reason why the pool never started an attempt that has ended now.
 
         Return None if the pool started the attempt, or if the orchestrator does not know.
         """

@@ -158,7 +158,7 @@ class ContinuitySpec(Section):
     disturbable: bool = Field(
         False,
         description="Whether an object in the store may make a segment kill its trainer or give the trainer a notice. "
-        "The flow verify-resume sets this value in the run that the flow disturbs.",
+        "The flow `verify-resume` sets this value for the run in which it causes disturbances.",
     )
 
 

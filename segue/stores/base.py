@@ -229,7 +229,8 @@ class Refreshable(Protocol):
 
 
 def ways_to(store: Store, *, reads: int) -> Iterator[Store]:
-    """Yield `reads` stores: first the store itself, then, if possible, the store with a second way to read."""
+    """Yield a store for each of several reads of one object. The first store is `store` itself. The others bypass its
+    caches, if they can."""
     yield store
     for _ in range(reads - 1):
         yield store.afresh() if isinstance(store, Refreshable) else store

@@ -98,7 +98,7 @@ class Starts:
 
     @property
     def is_starting(self) -> bool:
-        """Whether a worker has taken the attempt or a machine runs it, so that the wait for capacity is over."""
+        """Whether the wait for capacity is over: a worker has taken the attempt, or a machine already runs it."""
         return any(self.orchestrator.starting_seconds(each.handle) is not None for each in self._living)
 
     @property

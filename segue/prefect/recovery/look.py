@@ -71,7 +71,7 @@ class Looked:
     done: tuple[str, ...] = ()
     troubles: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
-    """Texts about stores that another check has handled, or that no longer exist."""
+    """A text for each store that this check left out: another check handles the store, or it no longer exists."""
 
     def __add__(self, other: Looked) -> Looked:
         return Looked(

@@ -114,7 +114,7 @@ def replay(
     first searched in this store.
 
     If `with_formats` is True, one more step is made, to find the number formats of the recipe. If `watched` is given,
-    the work between the steps is also made, and state marks and digests are computed after the watched steps.
+    the replay also does the work between the steps, and computes state marks and digests after the watched steps.
 
     Raises:
         CheckpointError, StoreReadError: the checkpoint cannot be read.

@@ -23,7 +23,7 @@ from types import ModuleType
 from tests.support.mutants.mutant import Mutant
 
 ROOT = Path(__file__).parents[3]
-_PARTS = ("segue", "tasks", "flows", "deployments", "tests", "examples", "pyproject.toml")
+_PARTS = ("segue", "tasks", "flows", "deployments", "tests", "examples", "benchmarks", "pyproject.toml")
 _LIMIT_SECONDS = 120.0
 """After which the tests of a mutant hang: it is noticed by that."""
 _POLL_SECONDS = 0.02
