@@ -20,7 +20,7 @@ PACKAGE = f"{Path(segue.__file__).parent}{os.sep}"
 """A clone may itself be called segue, and have torch in it."""
 MOST_CALLS = 95
 """Of segue's own functions in a plain step, generators that go on included."""
-CALLS_OF_A_LOOK, CALLS_OF_A_RECORD, CALLS_OF_A_COMMIT = 45, 12, 40
+CALLS_OF_A_LOOK, CALLS_OF_A_RECORD, CALLS_OF_A_COMMIT = 60, 12, 40
 """What a full look at the safe point, the record of a step there, and a commit to note, may add.
 
 Looks come by time: more on a busy machine.

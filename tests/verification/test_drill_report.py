@@ -130,7 +130,7 @@ def test_a_folder_with_too_many_files_to_know_is_left_as_it_is(tmp_path, monkeyp
 def test_what_a_resume_elsewhere_did_not_find_is_named():
     made = report(identical=False, differing=("model",), hidden=("out/best.pt", "runs"))
     problem = made.problems[-1]
-    assert problem.sentence.endswith("without these files of the script: out/best.pt and runs")
+    assert problem.sentence.endswith("which does not have these files of the script: out/best.pt and runs")
     assert report(hidden=("out/best.pt",)).problems == ()
 
 
