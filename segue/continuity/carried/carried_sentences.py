@@ -121,7 +121,7 @@ def fix_of(
         use = ", ".join(f"`{group}.{_last(name)}` for `{name.name}`" for name in of_loop)
         call = f'{group} = {session}.carry("{group}", {given})'
         first = "".join(
-            f"make the assignment of {name.name} in line {name.bare_line} a separate statement, and "
+            f"make the assignment of {name.name} in line {name.bare_line} a statement of its own, and "
             for name in of_loop
             if name.bare_line
         )
