@@ -109,7 +109,9 @@ class Survivors:
             return
         if len(streams) < self._context.ranks.count:
             self._leave()
-            log.info("if a rank is lost, all steps since the last commit are lost: copies at each step take too long")
+            log.info(
+                "if a rank is lost, all steps since the last commit are lost: copies at each step take too long or fail"
+            )
             return
         began_at, step = self._context.clock.monotonic(), self._live.progress.step
         if not step:  # The first step may add modules and buffers.

@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from segue.cli.status import _live_facts
 from segue.clock import SystemClock
 from segue.controller.recovery_looks import begin_look
 from segue.controller.steps import decide_next
-from segue.records import ParentRecord, StopReason
+from segue.records import Heartbeat, Machine, ParentRecord, SlowRank, StopReason
 from segue.runlog import keys
 from segue.runlog.parents import write_parent
 from segue.testing.clock import FakeClock
@@ -139,3 +140,13 @@ def test_status_says_when_nothing_starts_a_dead_parent_again(make_run, desk, bea
     os.utime(store.root / keys.LOOK_KEY, (looked_at, looked_at))
     found = json.loads(desk.run("status", "open", *store_of(run), "--json").out)["recovery"]
     assert (found or "").startswith(shown) if shown else found is None
+
+
+def test_a_slow_rank_is_named_with_its_machine():
+    slow = SlowRank(rank=3, machine=Machine(kind="slurm", name="gpu-7"), slowness=1.31)
+    now = datetime.now(UTC)
+    facts = {"attempt_id": "a", "counter": 1, "phase": "training", "step": 9, "trainer_pid": 1, "beat_at": now}
+    shown = _live_facts(Heartbeat(**facts, slow_ranks=(slow,)), now=now)["slow_ranks"]
+    assert "rank 3 took 1.31 times as long as the other ranks" in shown
+    assert "gpu-7" in shown
+    assert _live_facts(Heartbeat(**facts), now=now)["slow_ranks"] is None
