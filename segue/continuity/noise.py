@@ -56,12 +56,15 @@ noise yet."""
 MOST = {"loss": 5e-2, "grad_norm": 0.5, "param_norm": 1e-2, STATE: 0.5}
 """Largest tolerance of each channel."""
 
+_LIMITED_STEPS = 8
+"""Number of compared steps for which the limits above hold. Differences of weights add up: Adam makes full steps even
+from gradients that are only rounding errors. The limits of weights and of the state therefore grow with the steps."""
+
 UNIT = 2.0**-23
 """Distance from 1 to the next float32 number. The distance is 2**-7 for bf16, and 2**-10 for float16 and TF32."""
 _COARSE_UNITS = {"loss": 2.0, "grad_norm": 4.0, STATE: 0.125}
 """Number of units of a coarse number format by which one rounding may change a value. A loss near its minimum and its
-gradient are differences of larger terms. If the state contains a value of a batch, such as a mean, rounding changes the
-value by a fraction of a unit."""
+gradient are differences of larger terms. Rounding changes a mean over a batch in the state by a fraction of a unit."""
 
 _UNITS = 4
 """Maximum number of units in the last place of float32 by which rounding may change a value, if a recipe has noise. For
@@ -236,7 +239,7 @@ def tolerances(noise: Mapping[str, float], rows: Sequence[WitnessRow]) -> dict[s
         return {}
     names = dict.fromkeys([*FLOATS, STATE, *noise])
     found = {name: max(_factor(name) * noise.get(name, 0.0), LEAST[kind_of(name)]) for name in names}
-    return {name: max(min(value, MOST[kind_of(name)]), _rounding(name, rows)) for name, value in found.items()}
+    return {name: max(min(value, _limit(MOST, name, rows)), _rounding(name, rows)) for name, value in found.items()}
 
 
 def rounding_of(values: Sequence[float | None]) -> float:
@@ -275,8 +278,7 @@ def _rare(usual: Sequence[WitnessRow], odd: Sequence[WitnessRow], unit: float) -
     Two processes computed the replay `usual`. The result is empty if the differences are larger than rounding errors.
     """
     away = differences(usual, odd)
-    largest = {name: max(value, _coarse(name, unit)) for name, value in RARE.items()}
-    is_tiny = all(value <= largest[kind_of(name)] for name, value in away.items())
+    is_tiny = all(value <= max(_limit(RARE, name, odd), _coarse(name, unit)) for name, value in away.items())
     return Noise(away) if is_tiny and content_difference([usual, odd]) is None else NONE
 
 
@@ -324,7 +326,13 @@ def _too_large(floats: Mapping[str, float], rows: Sequence[WitnessRow], unit: fl
 
 
 def _bound(channel: str, rows: Sequence[WitnessRow], unit: float) -> float:
-    return max(LARGEST[kind_of(channel)], _rounding(channel, rows), _coarse(channel, unit))
+    return max(_limit(LARGEST, channel, rows), _rounding(channel, rows), _coarse(channel, unit))
+
+
+def _limit(limits: Mapping[str, float], channel: str, rows: Sequence[WitnessRow]) -> float:
+    """Return the limit of the channel for a comparison of the given steps."""
+    growth = min(max(len(rows) / _LIMITED_STEPS, 1.0), 8.0)
+    return limits[kind_of(channel)] * (growth if kind_of(channel) in ("param_norm", STATE) else 1.0)
 
 
 def _factor(channel: str) -> float:

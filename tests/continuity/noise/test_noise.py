@@ -285,6 +285,19 @@ def test_where_values_outside_the_checkpoint_are_lost_no_difference_from_agreein
     assert noise_of(rows(), odd, [rows(), rows()], is_lost=True).floats, "fresh processes agree with the witness"
 
 
+@pytest.mark.parametrize(
+    ("steps", "param_norm", "is_noise"), [(8, 9e-4, True), (8, 2e-3, False), (20, 2e-3, True), (20, 3e-3, False)]
+)
+def test_differences_of_weights_add_up_with_the_number_of_steps(steps, param_norm, is_noise):
+    def replay(drift):
+        made = [row(step, loss=0.5 * (1 + 1e-7 * drift)) for step in range(11, 11 + steps)]
+        return [*made[:-1], made[-1].model_copy(update={"param_norm": 1 + param_norm * drift})]
+
+    noise = noise_of(replay(0.1), replay(0.0), [replay(0.3), replay(0.6), replay(1.0)], is_attempt_fresh=True)
+    assert bool(noise.floats) is is_noise
+    assert (noise.unreproducible is None) is is_noise
+
+
 def test_no_tolerance_accepts_everything():
     found = tolerances({"loss": 1.0, "state.optimizer": 1.0}, rows())
     assert (found["loss"], found["state.optimizer"]) == (MOST["loss"], MOST["state"])
