@@ -84,14 +84,23 @@ class SaverRounds(RankGroup[SaverBench]):
                 worker.run(SaverBench.drop, saved.step)
 
     def step_round(self, sizes: StepSizes) -> None:
-        """Measure training steps while each saver writes in the background. Savers without background writes are left
-        out."""
+        """Measure training steps while each saver writes in the background, and the training time that one save takes.
+
+        A saver that only blocks slows no step: the time that it takes is its stall."""
         for kind in StepKind:
             key = f"step_slowdown_writing{_SUFFIX[kind]}"
-            for name, worker in self.each(key):
-                if self._is_background[name]:
-                    with self.may_fail(name, key):
-                        self._add(name, **{key: worker.run(SaverBench.slowdown, kind, sizes).ratio})
+            keys = (key, "lost_x_memcpy", "lost_seconds") if kind is StepKind.MATMUL else (key,)
+            for name, worker in self.each(*keys):
+                with self.may_fail(name, *keys):
+                    if self._is_background[name]:
+                        found = worker.run(SaverBench.slowdown, kind, sizes)
+                        self._add(name, **{key: found.ratio})
+                        lost_seconds = found.lost_seconds
+                    else:
+                        lost_seconds = worker.run(SaverBench.save).stall_seconds
+                    if kind is StepKind.MATMUL:
+                        copy_seconds = self._limit().memcpy_seconds
+                        self._add(name, lost_seconds=lost_seconds, lost_x_memcpy=lost_seconds / copy_seconds)
 
     def _load(self, name: str, worker: Worker[SaverBench], saved: Saved) -> None:
         read_seconds = load_seconds = 0.0

@@ -47,6 +47,9 @@ class Slowdown:
     idle_step_seconds: float
     busy_step_seconds: float
     busy_steps: int
+    lost_seconds: float
+    """The median over the jobs of the training time that one job takes: the stall, and what the steps beside it take
+    longer than idle steps."""
 
     @property
     def ratio(self) -> float:
@@ -98,7 +101,8 @@ def slowdown(kind: StepKind, sizes: StepSizes, *, start: Callable[[], None], wai
     """Compare steps during a background job with idle steps before and after the job.
 
     `start` begins a job and blocks for the stall, which is not part of any step; `wait` blocks until the job is done
-    and is called from another thread. A step is used if a job ran for more than half of the step's time.
+    and is called from another thread. `busy_step_seconds` uses a step if a job ran for more than half of the step's
+    time; `lost_seconds` uses every step during which a job ran.
 
     Raises:
         TooFewStepsError: the jobs ended too soon for a valid figure.
@@ -107,22 +111,29 @@ def slowdown(kind: StepKind, sizes: StepSizes, *, start: Callable[[], None], wai
     for _ in range(_WARM_STEPS):
         step.run()
     busy: list[float] = []
+    stalls: list[float] = []
+    beside: list[list[float]] = []
     idle = [step.run() for _ in range(_IDLE_STEPS)]
     jobs = 0
     while len(busy) < _WANTED_STEPS and jobs < (_MOST_JOBS if len(busy) >= _FEWEST_STEPS else _MOST_SHORT_JOBS):
+        began = time.perf_counter()
         start()
-        busy += _steps_beside(step, wait)
+        stalls.append(time.perf_counter() - began)
+        steps, ended_at = _steps_beside(step, wait)
+        busy += [seconds for started_at, seconds in steps if started_at + seconds / 2 <= ended_at]
+        beside.append([seconds for _, seconds in steps])
         jobs += 1
         # Many short jobs need fewer idle steps between them.
         idle += [step.run() for _ in range(_IDLE_STEPS if jobs == 1 else _IDLE_STEPS_BETWEEN)]
     if len(busy) < _FEWEST_STEPS:
         raise TooFewStepsError(steps=len(busy), jobs=jobs)
-    return Slowdown(
-        idle_step_seconds=statistics.median(idle), busy_step_seconds=statistics.median(busy), busy_steps=len(busy)
-    )
+    usual = statistics.median(idle)
+    lost = [stall + sum(steps) - usual * len(steps) for stall, steps in zip(stalls, beside, strict=True)]
+    return Slowdown(usual, statistics.median(busy), len(busy), lost_seconds=statistics.median(lost))
 
 
-def _steps_beside(step: TrainingStep, wait: Callable[[], None]) -> list[float]:
+def _steps_beside(step: TrainingStep, wait: Callable[[], None]) -> tuple[list[tuple[float, float]], float]:
+    """The start and duration of each step during a job, and the end of the job."""
     ended_at: list[float] = []
     failures: list[BaseException] = []
 
@@ -142,7 +153,7 @@ def _steps_beside(step: TrainingStep, wait: Callable[[], None]) -> list[float]:
     watcher.join()
     if failures:
         raise failures[0]
-    return [seconds for started_at, seconds in steps if started_at + seconds / 2 <= ended_at[0]]
+    return steps, ended_at[0]
 
 
 def _size_for_wanted(kind: StepKind, few: tuple[int, StepSizes], many: tuple[int, StepSizes]) -> int:

@@ -14,6 +14,8 @@ SAVER_KEYS = (
     "durable_seconds",
     "step_slowdown_writing",
     "step_slowdown_writing_dispatch",
+    "lost_x_memcpy",
+    "lost_seconds",
     "restore_x_read",
     "restore_seconds",
     "memory_x_state",

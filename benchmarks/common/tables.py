@@ -22,6 +22,7 @@ _SAVE_COLUMNS = {
 _AROUND_COLUMNS = {
     "matmul step\nwriting": "step_slowdown_writing",
     "dispatch step\nwriting": "step_slowdown_writing_dispatch",
+    "training lost\nx memcpy": "lost_x_memcpy",
     "restore\nx read": "restore_x_read",
     "many\ntensors": "restore_x_read_many_tensors",
 }

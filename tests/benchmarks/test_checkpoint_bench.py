@@ -171,6 +171,11 @@ def test_steps_beside_nothing_are_not_slowed():
     assert 0.2 < found.ratio < 5
 
 
+def test_the_stall_of_a_job_is_lost_training_time():
+    found = slowdown(StepKind.DISPATCH, SIZES, start=lambda: time.sleep(0.3), wait=lambda: time.sleep(0.1))
+    assert found.lost_seconds >= 0.3 - 0.1  # Steps beside the job may be faster than the idle ones.
+
+
 def test_a_job_that_is_over_at_once_gives_no_figure():
     with pytest.raises(TooFewStepsError):
         slowdown(StepKind.DISPATCH, SIZES, start=lambda: None, wait=lambda: None)
