@@ -82,7 +82,7 @@ def checkpoint(
     size: Annotated[int | None, typer.Option(parser=parse_size, metavar="SIZE", help="State size, e.g. 500MB.")] = None,
     tensors: Annotated[int, typer.Option(min=1, help="Number of tensors in the state.")] = 40,
     many_tensors: Annotated[int, typer.Option(min=0, help="Tensors in a second state; 0: no second state.")] = 10_000,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds, of which medians are shown; default: 7.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds, of which medians are shown; default: 3.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Defaults for a quick look: 64 MB and 2 rounds.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Torch threads per saver; default: torch's own.")] = None,
     steps: Annotated[bool, typer.Option(help="Measure how much training steps are slowed down.")] = True,

@@ -45,7 +45,7 @@ class Options:
     tensors: int = 40
     many_tensors: int = 10_000
     """Number of tensors of the second state, for which stall, writing and restore are measured; 0: no second state."""
-    rounds: int = 7
+    rounds: int = 3
     seed: int = 0
     """Seed of the order within each round."""
     folder: Path = Path(".segue/bench")
@@ -64,6 +64,11 @@ class Options:
         """Number of rounds for many tensors. It is smaller, because some savers take ten times as long for ten thousand
         tensors."""
         return max(1, self.rounds // 2) if self.many_tensors else 0
+
+    def measures_steps(self, round_number: int) -> bool:
+        """Whether this round, counted from 1, also measures steps: every third, because each figure is already the
+        median of many steps."""
+        return self.steps and round_number % 3 == 1
 
     def chosen(self, known: dict[str, str]) -> list[str]:
         return [name for name in known if name in self.only]
@@ -158,7 +163,7 @@ def _measure_savers(scene: Scene, options: Options, names: list[str], sizes: Ste
             scene.say(f"round {number} of {options.rounds}")
             group.save_round()
             group.restore_round()
-            if sizes is not None:
+            if sizes is not None and options.measures_steps(number):
                 group.step_round(sizes)
 
 
@@ -202,7 +207,7 @@ def _measure_uploaders(scene: Scene, options: Options, names: list[str], sizes: 
         for number in range(1, options.rounds + 1):
             scene.say(f"round {number} of {options.rounds} of uploads")
             group.upload_round()
-            if sizes is not None:
+            if sizes is not None and options.measures_steps(number):
                 group.step_round(sizes)
 
 

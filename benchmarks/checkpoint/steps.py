@@ -20,6 +20,8 @@ _FEWEST_STEPS = 5
 _WARM_STEPS = 3
 _MOST_JOBS, _MOST_SHORT_JOBS = 12, 100
 """Number of jobs after which the steps so far are enough, and after which too few steps are an error."""
+_ENOUGH_SECONDS = 4.0
+"""Time after which the steps so far are enough."""
 _WIDTH = 1024
 
 
@@ -114,8 +116,10 @@ def slowdown(kind: StepKind, sizes: StepSizes, *, start: Callable[[], None], wai
     stalls: list[float] = []
     beside: list[list[float]] = []
     idle = [step.run() for _ in range(_IDLE_STEPS)]
-    jobs = 0
-    while len(busy) < _WANTED_STEPS and jobs < (_MOST_JOBS if len(busy) >= _FEWEST_STEPS else _MOST_SHORT_JOBS):
+    jobs, ends_at = 0, time.perf_counter() + _ENOUGH_SECONDS
+    while len(busy) < _WANTED_STEPS and jobs < _MOST_SHORT_JOBS:
+        if len(busy) >= _FEWEST_STEPS and (jobs >= _MOST_JOBS or time.perf_counter() > ends_at):
+            break
         began = time.perf_counter()
         start()
         stalls.append(time.perf_counter() - began)
