@@ -12,9 +12,10 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from benchmarks.common.child import child_environment
+from benchmarks.common.memory import family, pss_bytes
 from benchmarks.overhead import peers, training
 from benchmarks.overhead.turns import Training, Turns
 from segue.clock import SystemClock
@@ -58,6 +59,8 @@ class Run(NamedTuple):
     seconds: float
     """Seconds of all turns that count."""
     startup_seconds: float
+    memory_bytes: int
+    """Memory of the process and its helpers before the last turn, without mapped files."""
 
 
 def measure(rounds: int, *, say: Say) -> dict[str, Any]:
@@ -75,11 +78,16 @@ def measure(rounds: int, *, say: Say) -> dict[str, Any]:
             f"{size.name}_x_bare": _median_ratio(found[size.name, name], found[size.name, bare]) for size in SIZES
         }
         pairs = [
-            (mine.startup_seconds, other.startup_seconds)
+            (mine, other)
             for size in SIZES
             for mine, other in zip(found[size.name, name], found[size.name, bare], strict=True)
         ]
-        figures["startup_seconds_beyond_bare"] = round(statistics.median(a - b for a, b in pairs), 3)
+        beyond = [mine.startup_seconds - other.startup_seconds for mine, other in pairs]
+        figures["startup_seconds_beyond_bare"] = round(statistics.median(beyond), 3)
+        for size in SIZES:
+            sized = zip(found[size.name, name], found[size.name, bare], strict=True)
+            extra_bytes = statistics.median(mine.memory_bytes - other.memory_bytes for mine, other in sized)
+            figures[f"{size.name}_memory_mb_beyond_bare"] = round(extra_bytes / 1e6, 1)
         report[name] = figures
     for name in ("bare_loader", "bare"):
         report[name] = {
@@ -109,11 +117,12 @@ def _one_round(size: Size, *, first: int) -> dict[str, Run]:
 
 
 def _ended(turns: Turns, training: Loop) -> Run:
+    memory_bytes = pss_bytes(family(training.pid))
     turns.go_on(training)
     code = training.wait()
     assert code == 0, f"a training process ended with exit code {code}"
     startup_seconds, seconds = turns.notes()
-    return Run(sum(seconds[_SKIPPED:]), startup_seconds)
+    return Run(sum(seconds[_SKIPPED:]), startup_seconds, memory_bytes)
 
 
 def _median_ratio(mine: list[Run], others: list[Run]) -> float:
@@ -130,6 +139,9 @@ def _steps(size: Size) -> int:
 
 class Loop(Training, Protocol):
     """A process that trains in one of the loops."""
+
+    @property
+    def pid(self) -> int: ...
 
     def wait(self) -> int | None: ...
 
@@ -184,7 +196,7 @@ def launched(spec: RunSpec) -> Loop:
     runlog = open_run(spec, clock=clock)
     plan = decide_next(runlog, spec, clock=clock).plan
     assert plan is not None
-    return launch(Assignment(spec=spec, plan=plan), on_line=lambda _: None)
+    return cast("Loop", launch(Assignment(spec=spec, plan=plan), on_line=lambda _: None))  # A local one has a pid.
 
 
 def _options(size: Size, folder: Path) -> list[str]:

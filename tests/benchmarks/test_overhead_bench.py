@@ -26,6 +26,8 @@ def test_every_loop_trains_in_a_process_of_its_own_and_has_its_figures(monkeypat
         assert isinstance(found[name][key], float)
     for name in ("lightning", "accelerate"):
         assert found[name]["large_x_bare"] > 0
+    for name in ("recipe", "session", "lightning"):
+        assert found[name]["small_memory_mb_beyond_bare"] > 1
     for name in ("bare_loader", "bare"):
         assert 0 < found[name]["small_step_ms"] < 1000
     assert found["recipe"]["small_x_bare"] > 0
