@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.checkpoint.ours import OurSaver
+from benchmarks.common.child import child_environment
 from benchmarks.waiting.logs import RUN_ID, spec_of, write_log
 from segue.clock import SystemClock
 from segue.continuity.witness import StepRow
@@ -173,7 +174,7 @@ def _record(rows: int) -> None:
 def _command(*words: str) -> None:
     *command, store = words
     asked = [sys.executable, "-m", "segue", *command, "--store", store]
-    subprocess.run(asked, stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(asked, stdout=subprocess.DEVNULL, env=child_environment(), check=True)
 
 
 def _fastest(work: Callable[..., object], *given: object) -> float:

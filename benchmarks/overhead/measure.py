@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
-from benchmarks.common.child import child_environment
+from benchmarks.common.child import child_environment, compile_checkout
 from benchmarks.common.memory import family, pss_bytes
 from benchmarks.overhead import peers, training
 from benchmarks.overhead.turns import Training, Turns
@@ -66,6 +66,7 @@ class Run(NamedTuple):
 def measure(rounds: int, *, say: Say) -> dict[str, Any]:
     """Ratios, as medians over rounds. In each round, every loop is a process, and the processes take turns."""
     os.environ.update(_ALLOCATOR)  # Of all processes that are started from here on.
+    compile_checkout()
     found: dict[tuple[str, str], list[Run]] = {}
     for number in range(rounds):
         for size in SIZES:
