@@ -91,51 +91,33 @@ def read_stored(
         StoreReadError: the store could not be read. The checkpoint may or may not be damaged.
         MachineTooSmallError: the bytes do not fit into the memory. Only the index was read.
     """
-    refuse_absurd(manifest)
-    unread: Collection[str] = frozenset()
-    tensors: dict[str, tuple[Placed, memoryview]] = {}
-    with ThreadPoolExecutor(1, thread_name_prefix="segue-index") as parser:
-        # The index is parsed while the bytes of the first shard file arrive.
-        parsing = parser.submit(_index_and_digests, tiers, run_id, manifest)
-        if own is not None:
-            unread = _unread(own, parsing.result()[0], manifest, memory_bytes)
-        for shard in _shard_files(manifest).values():
-            memory, placed = _from_first(tiers, run_id, shard, partial(_placed, unread=unread))
-            homes = parsing.result()[0].homes
-            wanted = {name: p for name, p in placed.items() if homes.get(name) is shard and name not in unread}
-            tensors |= {name: (p, data) for name, p, data in _tensors_of(memory, wanted)}
-        index, digests = parsing.result()
-    read = {name: digest for name, digest in index.tensors.items() if name not in unread}
-    _check_tensors(tensors, read, key=manifest.shards[0].key if manifest.shards else "manifest")
-    base = Base(index.tensors, index.homes, manifest.saves_since_full)
-    not_read = {name: index.tensors[name] for name in unread}
-    return Stored(index.skeletons, tensors, digests, base, index.slices, not_read)
-
-
-def _index_and_digests(tiers: Sequence[Store], run_id: str, manifest: Manifest) -> tuple[Index, Digests]:
+    shard_files = _shard_files(manifest)
     index = read_index(tiers, run_id=run_id, manifest=manifest)
-    if index.skeletons.keys() != manifest.components.keys():
-        odd = sorted(index.skeletons.keys() ^ manifest.components.keys())
+    skeletons, expected, homes, slices = index.skeletons, index.tensors, index.homes, index.slices
+    shapes = {name: expected[name].shape for name in slices if name in expected}
+    unread = (
+        frozenset(own.others(slices, shapes)) if own is not None and shapes.keys() == slices.keys() else frozenset()
+    )
+    if own is not None:
+        needed_bytes = manifest.size_bytes - sum(TensorSpec(*expected[name][:2]).size_bytes for name in unread)
+        refuse_more_than(memory_bytes, needed_bytes, key=f"the checkpoint of step {manifest.step}")
+    tensors: dict[str, tuple[Placed, memoryview]] = {}
+    for shard in shard_files.values():
+        memory, placed = _from_first(tiers, run_id, shard, partial(_placed, unread=unread))
+        wanted = {name: p for name, p in placed.items() if homes.get(name) is shard and name not in unread}
+        tensors |= {name: (p, data) for name, p, data in _tensors_of(memory, wanted)}
+    read = {name: digest for name, digest in expected.items() if name not in unread}
+    _check_tensors(tensors, read, key=manifest.shards[0].key if manifest.shards else "manifest")
+    if skeletons.keys() != manifest.components.keys():
+        odd = sorted(skeletons.keys() ^ manifest.components.keys())
         raise MalformedCheckpointError(
             key="manifest", why=f"its components differ from those of the stored state: {odd}"
         )
     with untrusted("manifest", what="its state"):
         # The digests in the manifest are not used, because an older version hashed mappings in another order.
-        skeletons = {name: json.dumps(tree).encode() for name, tree in index.skeletons.items()}
-        return index, digests_of(skeletons, index.tensors)
-
-
-def _unread(own: Selection, index: Index, manifest: Manifest, memory_bytes: int | None) -> frozenset[str]:
-    """Return the slices that only other ranks need.
-
-    Raises:
-        MachineTooSmallError: the rest of the state does not fit into the memory.
-    """
-    shapes = {name: index.tensors[name].shape for name in index.slices if name in index.tensors}
-    found = frozenset(own.others(index.slices, shapes) if shapes.keys() == index.slices.keys() else ())
-    needed_bytes = manifest.size_bytes - sum(TensorSpec(*index.tensors[name][:2]).size_bytes for name in found)
-    refuse_more_than(memory_bytes, needed_bytes, key=f"the checkpoint of step {manifest.step}")
-    return found
+        digests = digests_of({name: json.dumps(tree).encode() for name, tree in skeletons.items()}, expected)
+    base = Base(expected, homes, manifest.saves_since_full)
+    return Stored(skeletons, tensors, digests, base, slices, {name: expected[name] for name in unread})
 
 
 def read_index(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> Index:
