@@ -138,7 +138,7 @@ def _affordable(
 ) -> tuple[RunSpec, Situation, _Choice]:
     """Replace on-demand with spot in the choice, if the budget does not pay for on-demand.
 
-    The function replaces on-demand only if on-demand was chosen for the deadline or after a long wait.
+    If the policy chooses on-demand even without a deadline and without a longest wait, the choice stays.
     """
     if chosen.capacity is Capacity.SPOT or not budget_cap.forbids_on_demand(spec, history, here, purse):
         return spec, here, chosen

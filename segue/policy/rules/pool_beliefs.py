@@ -55,7 +55,7 @@ def expected_ends(rates: Floats, seconds: float) -> Floats:
 
 
 def survival(rates: Floats, begin_seconds: float, seconds: float) -> Floats:
-    """Return the share of intervals of age `begin_seconds` that last for another `seconds`, for each pool."""
+    """Return, for each pool, the share of intervals of age `begin_seconds` that do not end within `seconds`."""
     after, before = (np.clip(age - _STARTS, 0.0, _WIDTHS) for age in (begin_seconds + seconds, begin_seconds))
     return np.asarray(np.exp(-(rates * (after - before)).sum(axis=-1)))
 
@@ -63,7 +63,7 @@ def survival(rates: Floats, begin_seconds: float, seconds: float) -> Floats:
 class Weights(NamedTuple):
     """Weights of the priors.
 
-    The weights of the factors are in ends, as (young, old). The weight of the share is in requests.
+    `up` and `down` count ended intervals, for young and for old intervals. `share` counts requests.
     """
 
     up: tuple[float, float] = (3.0, 1.0)

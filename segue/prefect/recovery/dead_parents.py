@@ -86,7 +86,7 @@ def create_parent(
 
 
 def server_id(client: SyncPrefectClient) -> str:
-    """Return the id of the parent's deployment, which identifies a Prefect server at any address.
+    """Return the id of the parent's deployment. Each Prefect server has another id, whatever its address.
 
     Raises:
         OrchestratorError: the parent's deployment does not exist.
@@ -167,7 +167,7 @@ def recover_run(
 
 
 def stop_if_cancelled(client: SyncPrefectClient, runlog: RunLog) -> None:
-    """Stop a run before it is started again, if a person cancelled the flow run of its parent.
+    """Stop the run if a person cancelled the flow run of its dead parent. Call this before a new parent starts.
 
     If a parent was killed while it was ending, the parent has not stopped the
     run. Without the stop, the late report of the

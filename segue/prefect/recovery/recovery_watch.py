@@ -1,4 +1,4 @@
-"""Updates the Variable of a parent's store on the server, and tests that recovery still checks the store."""
+"""Lists the store of a parent in the Prefect Variable of recovery, and tests that recovery reads this store."""
 
 from __future__ import annotations
 
