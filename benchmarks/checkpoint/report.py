@@ -237,6 +237,7 @@ def _checked(options: Options) -> dict[str, Any]:
         "many_tensors": options.many_tensors,
         "rounds": options.rounds,
         "rounds_many_tensors": options.rounds_many_tensors,
+        "rounds_steps": sum(map(options.measures_steps, range(1, options.rounds + 1))),
         "seed": options.seed,
         "torch_threads": options.threads or torch.get_num_threads(),
         "cores": len(os.sched_getaffinity(0)),

@@ -131,9 +131,10 @@ def slowdown(kind: StepKind, sizes: StepSizes, *, start: Callable[[], None], wai
         idle += [step.run() for _ in range(_IDLE_STEPS if jobs == 1 else _IDLE_STEPS_BETWEEN)]
     if len(busy) < _FEWEST_STEPS:
         raise TooFewStepsError(steps=len(busy), jobs=jobs)
-    usual = statistics.median(idle)
+    # A mean, because slow steps that have nothing to do with the job would otherwise count as lost.
+    usual = statistics.fmean(idle)
     lost = [stall + sum(steps) - usual * len(steps) for stall, steps in zip(stalls, beside, strict=True)]
-    return Slowdown(usual, statistics.median(busy), len(busy), lost_seconds=statistics.median(lost))
+    return Slowdown(statistics.median(idle), statistics.median(busy), len(busy), lost_seconds=statistics.median(lost))
 
 
 def _steps_beside(step: TrainingStep, wait: Callable[[], None]) -> tuple[list[tuple[float, float]], float]:

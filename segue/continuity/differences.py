@@ -39,6 +39,14 @@ def differences(one: Sequence[WitnessRow], other: Sequence[WitnessRow]) -> dict[
     return found
 
 
+def drift(replays: Sequence[Sequence[WitnessRow]], *, steps: int) -> float:
+    """Return the largest relative difference between weights in each `steps` steps since the first step."""
+    pairs = [pair for one, other in combinations(replays, 2) for pair in pairs_of(one, other)]
+    before = min((row.step for row, _ in pairs), default=1) - 1
+    away = ((row.step, relative(row.param_norm, other.param_norm) or 0.0) for row, other in pairs)
+    return max((value / max((step - before) / steps, 1.0) for step, value in away), default=0.0)
+
+
 def are_equal(one: Sequence[WitnessRow], other: Sequence[WitnessRow]) -> bool:
     """Whether the rows of equal steps are equal bit for bit."""
     return content_difference([one, other]) is None and not differences(one, other)

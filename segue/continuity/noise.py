@@ -19,6 +19,7 @@ from segue.continuity.differences import (
     are_equal,
     content_difference,
     differences,
+    drift,
     is_other_content,
     kind_of,
     pairs_of,
@@ -37,6 +38,9 @@ _OF_FEW = 3.0
 differed by up to 29 times the difference between two replays."""
 SAFETY_FACTOR = 10.0
 """Factor by which the tolerance of a channel exceeds the largest difference among the replays."""
+_LIMITED_STEPS = 8
+"""Number of steps for which `LARGEST` holds. Later in an audit, weights may differ by more, in proportion to the steps:
+at every step, Adam makes a full step even from a gradient that is only a rounding error."""
 STATE_FACTOR = 30.0
 """Factor by which the tolerance of a part of the state exceeds the largest difference among the replays. The state is
 compared only after one step, so its noise is known less well than the noise of other channels."""
@@ -55,10 +59,6 @@ noise yet."""
 
 MOST = {"loss": 5e-2, "grad_norm": 0.5, "param_norm": 1e-2, STATE: 0.5}
 """Largest tolerance of each channel."""
-
-_LIMITED_STEPS = 8
-"""Number of compared steps for which the limits above hold. Differences of weights add up: Adam makes full steps even
-from gradients that are only rounding errors. The limits of weights and of the state therefore grow with the steps."""
 
 UNIT = 2.0**-23
 """Distance from 1 to the next float32 number. The distance is 2**-7 for bf16, and 2**-10 for float16 and TF32."""
@@ -164,7 +164,8 @@ def noise_of(
         # If one replay has the content of the witness, the other replay has lost content.
         is_everywhere = all(content_difference([witness, replay]) for replay in replays)
         return Noise(unreproducible=_finding(channel, step)) if is_everywhere and not is_far else NONE
-    too_large = _too_large(floats, witness, unit)
+    weights = drift(replays, steps=_LIMITED_STEPS)
+    too_large = _too_large(floats | ({"param_norm": weights} if weights else {}), witness, unit)
     if too_large is None:
         return Noise(floats)
     if is_far:
@@ -239,7 +240,7 @@ def tolerances(noise: Mapping[str, float], rows: Sequence[WitnessRow]) -> dict[s
         return {}
     names = dict.fromkeys([*FLOATS, STATE, *noise])
     found = {name: max(_factor(name) * noise.get(name, 0.0), LEAST[kind_of(name)]) for name in names}
-    return {name: max(min(value, _limit(MOST, name, rows)), _rounding(name, rows)) for name, value in found.items()}
+    return {name: max(min(value, MOST[kind_of(name)]), _rounding(name, rows)) for name, value in found.items()}
 
 
 def rounding_of(values: Sequence[float | None]) -> float:
@@ -278,7 +279,8 @@ def _rare(usual: Sequence[WitnessRow], odd: Sequence[WitnessRow], unit: float) -
     Two processes computed the replay `usual`. The result is empty if the differences are larger than rounding errors.
     """
     away = differences(usual, odd)
-    is_tiny = all(value <= max(_limit(RARE, name, odd), _coarse(name, unit)) for name, value in away.items())
+    largest = {name: max(value, _coarse(name, unit)) for name, value in RARE.items()}
+    is_tiny = all(value <= largest[kind_of(name)] for name, value in away.items())
     return Noise(away) if is_tiny and content_difference([usual, odd]) is None else NONE
 
 
@@ -326,13 +328,7 @@ def _too_large(floats: Mapping[str, float], rows: Sequence[WitnessRow], unit: fl
 
 
 def _bound(channel: str, rows: Sequence[WitnessRow], unit: float) -> float:
-    return max(_limit(LARGEST, channel, rows), _rounding(channel, rows), _coarse(channel, unit))
-
-
-def _limit(limits: Mapping[str, float], channel: str, rows: Sequence[WitnessRow]) -> float:
-    """Return the limit of the channel for a comparison of the given steps."""
-    growth = min(max(len(rows) / _LIMITED_STEPS, 1.0), 8.0)
-    return limits[kind_of(channel)] * (growth if kind_of(channel) in ("param_norm", STATE) else 1.0)
+    return max(LARGEST[kind_of(channel)], _rounding(channel, rows), _coarse(channel, unit))
 
 
 def _factor(channel: str) -> float:

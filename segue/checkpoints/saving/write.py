@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import crc32c
 import xxhash
 
-from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of
+from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of, hash_bytes
 from segue.checkpoints.format.index import Base
 from segue.checkpoints.format.layout import ShardLayout, TensorSlice, layout_of
 from segue.checkpoints.saving.tracing import span
@@ -61,7 +61,7 @@ def write_checkpoint(
     shard_name = keys.shard_name(*where, try_number=try_number)
     with ThreadPoolExecutor(1, thread_name_prefix="segue-digest") as hasher:
         # Hashing runs in parallel with the write of the shard file, which takes longer.
-        hashing = hasher.submit(_digests, shard_file, shard_layout, skeletons)
+        hashing = hasher.submit(_digests, shard_file, shard_layout, skeletons, is_whole=base is None)
         same: frozenset[str] = frozenset()
         if base is not None:
             same = unchanged_since(base, hashing.result()[0].tensors, shard_layout)
@@ -70,7 +70,7 @@ def write_checkpoint(
 
         def describe() -> tuple[Digests, Shard, dict[str, Shard], memoryview]:
             digests, sums = hashing.result()
-            own = _shard(shard_name, shard_file, None if same else sums, is_signed=save.is_signed)
+            own = _shard(shard_name, shard_file, sums, is_signed=save.is_signed)
             homes = {n: base.homes[n] if base is not None and n in same else own for n in digests.tensors}
             index = _index(skeletons, digests, homes=homes, own=own, slices=shard_layout.slices)
             return digests, own, homes, memoryview(index)
@@ -98,9 +98,7 @@ def write_checkpoint(
 
 def checksums(blob: bytes | memoryview) -> tuple[int, ...]:
     """Return the crc32c checksum of each chunk."""
-    summed = _Checksums(memoryview(blob))
-    summed.up_to(len(blob))
-    return tuple(summed.found)
+    return _Checksums(memoryview(blob)).whole()
 
 
 def hashes(blob: memoryview) -> tuple[str, ...]:
@@ -120,42 +118,53 @@ def _put(tiers: Sequence[Store], key: str, data: memoryview) -> None:
 
 
 def _digests(
-    shard_file: memoryview, shard_layout: ShardLayout, skeletons: Mapping[str, bytes]
-) -> tuple[Digests, tuple[int, ...]]:
-    """Return the digests of the state and the checksums of the chunks, in one pass over the bytes.
+    shard_file: memoryview, shard_layout: ShardLayout, skeletons: Mapping[str, bytes], *, is_whole: bool
+) -> tuple[Digests, tuple[int, ...] | None]:
+    """Return the digests of the state and, if the whole state is stored, the checksums of the chunks.
 
-    Two passes would read the bytes twice from memory, which takes half as much time again.
+    Both are computed in one pass, because a second pass would read all bytes from memory again.
     """
-    summed, found = _Checksums(shard_file), dict.fromkeys(shard_layout.placed, "")
+    summed = _Checksums(shard_file) if is_whole else None
     with span("hash", bytes=len(shard_file)):
-        for name, (_, start, size_bytes) in sorted(shard_layout.placed.items(), key=lambda item: item[1].start):
-            hasher, end = xxhash.xxh3_128(), start + size_bytes
-            for piece in range(start, end, _PIECE_BYTES):
-                stop = min(piece + _PIECE_BYTES, end)
-                hasher.update(shard_file[piece:stop])
-                summed.up_to(stop)
-            found[name] = hasher.hexdigest()
-        summed.up_to(len(shard_file))
-    specs = {name: placed.spec for name, placed in shard_layout.placed.items()}
-    tensors = {name: TensorDigest(*specs[name], digest) for name, digest in found.items()}
-    return digests_of(skeletons, tensors), tuple(summed.found)
+        tensors = {
+            name: TensorDigest(*spec, _hash(shard_file[start : start + size_bytes], start, summed))
+            for name, (spec, start, size_bytes) in shard_layout.placed.items()
+        }
+    return digests_of(skeletons, tensors), None if summed is None else summed.whole()
+
+
+def _hash(data: memoryview, start: int, summed: _Checksums | None) -> str:
+    if summed is None or len(data) <= _PIECE_BYTES:
+        digest = hash_bytes(data)
+        if summed is not None and start + len(data) - summed.position >= _PIECE_BYTES:
+            summed.up_to(start + len(data))
+        return digest
+    hasher = xxhash.xxh3_128()
+    for piece in range(0, len(data), _PIECE_BYTES):
+        view = data[piece : piece + _PIECE_BYTES]
+        hasher.update(view)
+        summed.up_to(start + piece + len(view))
+    return str(hasher.hexdigest())
 
 
 class _Checksums:
     """The crc32c checksums of the chunks of a blob, from its start up to a position that only grows."""
 
     def __init__(self, blob: memoryview) -> None:
-        self._blob, self._position = blob, 0
-        self.found: list[int] = []
+        self._blob, self.position = blob, 0
+        self._found: list[int] = []
 
     def up_to(self, stop: int) -> None:
-        while self._position < stop:
-            start = self._position
-            is_new = start % CHUNK_BYTES == 0
+        while self.position < stop:
+            start = self.position
             end = min(stop, start - start % CHUNK_BYTES + CHUNK_BYTES)
-            before = 0 if is_new else self.found.pop()
-            self.found.append(crc32c.crc32c(self._blob[start:end], before))
-            self._position = end
+            before = self._found.pop() if start % CHUNK_BYTES else 0
+            self._found.append(crc32c.crc32c(self._blob[start:end], before))
+            self.position = end
+
+    def whole(self) -> tuple[int, ...]:
+        self.up_to(len(self._blob))
+        return tuple(self._found)
 
 
 def _index(
