@@ -1,7 +1,7 @@
 """The training loop. The loop decides when a step is due, and does other work between the steps.
 
 The safe point is the top of an iteration. The loop reads notices, saves, and stops only at a safe point. Other code
-makes the steps: the loop is a generator that yields the next step and receives the outcome of the step.
+makes the steps. The loop is a generator: it yields the next step, and receives the outcome of this step.
 """
 
 from __future__ import annotations

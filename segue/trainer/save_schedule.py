@@ -147,7 +147,7 @@ class SavesInFlight:
         self._submitted.pop(max(self._submitted, default=0), None)
 
     def step_done(self, seconds: float, *, is_beside_save: bool) -> None:
-        """Record the duration of a step. `is_beside_save` tells if a save was being written during the step."""
+        """Record the duration of a step. `is_beside_save` states whether a save was being written during the step."""
         self._meter.step_done(seconds, writer_busy=is_beside_save)
 
     @property

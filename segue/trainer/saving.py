@@ -109,7 +109,7 @@ class Saving:
         return self._staging.is_free
 
     def is_due(self, step: int | None = None) -> bool:
-        """Whether a save is due now or, if `step` is given, after this number of steps.
+        """Whether a save is due now. If `step` is given, the result is for the moment after this number of steps.
 
         Raises:
             WorkAtRiskError: no commit succeeded for longer than allowed.
@@ -149,7 +149,7 @@ class Saving:
             self._evaluate()
 
     def survived(self, records: StepRecords) -> AbstractContextManager[None]:
-        """A `with` block. If another rank is lost in the block, the leader then commits alone."""
+        """A `with` block. If another rank is lost during the block, the leader then commits alone."""
         return self.survivors.committing(self._commit_alone, records)
 
     def _commit_alone(self, streams: Mapping[str, Encoded], lost_ranks: tuple[int, ...], limit_seconds: float) -> None:
@@ -282,7 +282,7 @@ class Saving:
 
 @contextmanager
 def evaluating(saving: Saving, records: StepRecords, activity: Activity, *, may_hold: bool) -> Iterator[None]:
-    """A `with` block for the user's metric after an unsaved step. If a notice comes in the block, the step is
+    """A `with` block for the user's metric after an unsaved step. If a notice comes during the block, the step is
     committed.
 
     Raises:
@@ -344,5 +344,5 @@ class LookAhead:
         return trees, found.untracked
 
     def _is_of_steps(self, name: str) -> bool:
-        """Whether only steps change the component. Reading a step's numbers does not change such a component."""
+        """Whether only steps change the component. The component does not change when a step's numbers are read."""
         return isinstance(self._components[name], (ModelState, OptimizerState))

@@ -76,7 +76,7 @@ class Survivors:
         self._published, self._slot, self._gives_up = "", 0, False
         self._publish_seconds = 0.0
         self._measured: list[tuple[float, float]] = []
-        """Begin and duration of the copies of the first safe points, in seconds."""
+        """Begin and duration, in seconds, of the copies at each of the first safe points."""
         if self._notes is None or not isinstance(live, LiveRecipe) or context.device.type != "cpu":
             return
         model = live.recipe.model
@@ -128,7 +128,8 @@ class Survivors:
 
     @contextmanager
     def committing(self, commit: Commit, records: StepRecords) -> Iterator[None]:
-        """A `with` block. If the loss of another rank ends the block in the middle of a step, `commit` is called next.
+        """A `with` block. If the block ends in the middle of a step because another rank was lost, `commit` is called
+        next.
 
         If the commit fails, segue logs the error, and the attempt ends without this commit.
         """

@@ -50,8 +50,8 @@ _BEHIND_LEADER_SECONDS = 60.0
 """Seconds by which the other ranks end themselves later than the leader, because the leader writes the report first."""
 
 _ANSWER_SECONDS, _ANSWER_SHARE = 1.0, 0.25
-"""Time for the training thread to act on a notice if none of its work would be lost. The first number is in seconds,
-the second is a share of the grace period. The watchdog uses the shorter time."""
+"""Time that the training thread gets to act on a notice, if the end of the attempt would lose no work. The first number
+is in seconds, the second is a share of the grace period. The watchdog uses the shorter time."""
 
 Report = Callable[[StopReason, CodeFailure | None, str | None], object]
 """A function that writes the attempt's report."""
@@ -96,8 +96,8 @@ class Group(Protocol):
         """
 
     def ended_elsewhere(self) -> SegueError | None:
-        """The error with which another rank has ended the attempt; None if there is no such error, or if the training
-        thread has noticed it."""
+        """The error with which another rank has ended the attempt. None if there is no such error, or if the training
+        thread already knows the error."""
 
     def take_over(self) -> bool | None:
         """Take over the end of the attempt. Return whether this rank must report, or None if the training thread ends
@@ -294,11 +294,12 @@ class Watchdog:
 
 
 def moment_to_answer(kind: Kind, *, is_all_captured: bool) -> Literal["at once", "at the end", "never"]:
-    """Return when to act on a notice if the training thread has not reached a safe point. The function is pure.
+    """Return when the watchdog acts on a notice, if the training thread has not reached a safe point. The function is
+    pure.
 
     While the training thread makes steps, it reaches a safe point soon, and can then commit more state. While the
-    training thread ends the attempt, the thread itself watches the time. The code after a program's loop may use all
-    the remaining time.
+    training thread ends the attempt, that thread itself watches the remaining time. The code after a program's loop may
+    use all the remaining time.
     """
     match kind:
         case "ending":

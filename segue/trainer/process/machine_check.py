@@ -1,8 +1,8 @@
 """The check of this machine before an attempt claims the run: memory, a matrix product with a known result, disk, and
 the health of the accelerators.
 
-A thread writes to the disk and asks the driver while the process imports torch. The check does not write to the store,
-because the claim is the first write to the store. This module is fast to import.
+A thread writes to the disk and queries the driver while the process imports torch. The check does not write to the
+store, because the claim is the first write to the store. This module is fast to import.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ def _disk() -> _Part:
 
 
 def _judged(errors: str, width: str, most: str) -> _Part:
-    """Judge the driver's numbers of one accelerator. If the accelerator does not support a number, the driver gives a
-    text instead."""
+    """Judge the driver's numbers of one accelerator. If the driver has no number for a property, it returns a text
+    instead."""
     result = f"{errors} uncorrected ECC errors since the driver was loaded, {width} of {most} PCIe lanes; {_NO_XID}"
     return _Part(result, is_problem=errors.isdigit() and int(errors) > 0)
 

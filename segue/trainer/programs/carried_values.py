@@ -1,5 +1,5 @@
-"""The kinds of values that a loop carries. The module tells if a value can be compared, and if a checkpoint can hold
-it."""
+"""The kinds of values that a loop carries. The module determines whether a value can be compared, and whether a
+checkpoint can hold the value."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _OF_FRAMEWORKS = frozenset(
     | {"wandb", "mlflow", "tensorboard", "tensorboardX", "tqdm", "rich", "matplotlib", "omegaconf", "hydra", "numpy"}
     | {"pandas", "segue", "attr", "yaml", "absl", "comet_ml", "neptune", "clearml", "aim", "sentencepiece", "tiktoken"}
 )
-"""Packages whose objects are ignored, because the objects are tracked, display numbers, hold settings, or only keep
-counts."""
+"""Packages whose objects are ignored. Their objects are tracked in another way, display numbers, hold settings, or only
+count."""
 
 
 def is_of_a_package(value: Any) -> bool:
@@ -153,7 +153,7 @@ def type_name(value: Any) -> str:
 
 
 def is_sought(value: Any, name: CarriedName) -> bool:
-    """Whether the value is an open file, and the program itself sets the position in the file with `seek`."""
+    """Whether the value is an open file whose position the program itself sets with `seek`."""
     return isinstance(value, io.IOBase) and calls_method(name.file, name.name, "seek")
 
 

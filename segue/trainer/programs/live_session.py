@@ -289,7 +289,7 @@ class LiveSession:
         return self.progress.step + self._step.is_open
 
     def _pass(self, batches: BatchesComponent) -> Iterator[tuple[int, Any]]:
-        """Yield the batches of one pass. If no other loop makes the steps, each batch is a step."""
+        """Yield the batches of one pass. Unless the program uses `run.steps()`, each batch is a step."""
         if self._loop.call == "run.steps()":
             yield from ((batches.batches - 1, batch.content) for batch in batches.one_pass())
             return

@@ -61,7 +61,7 @@ class LoopRange:
         return self.loop.replace("()", f"({', '.join(map(str, arguments))})")
 
     def continues(self, before: LoopRange, *, may_extend: bool) -> bool:
-        """Whether a position that was recorded in the range `before` is the same position in this range.
+        """Whether a position that was recorded in the range `before` means the same in this range.
 
         If the program's arguments or config have changed, a different end is accepted. If `may_extend` is True, a later
         end is always accepted.

@@ -87,7 +87,8 @@ class ProgramOutside(OutsideState):
         return (*super().of_process(), *unread)
 
     def _advised(self, findings: tuple[Finding, ...]) -> Iterator[Finding]:
-        """Yield the findings that `LoopValues` does not make. Findings about objects of packages get a separate fix."""
+        """Yield these findings, except those that `LoopValues` makes itself. Findings about objects of packages get a
+        separate fix."""
         packages = {name: type(each).__module__.partition(".")[0] for name, each in self._loops.of_packages().items()}
         for finding in findings:
             of_script = re.match(rf"{_HOME}\.(\w+)(\S?)", finding.sentence)

@@ -228,8 +228,8 @@ class TrackedState:
     def begin_marks(self, *, of_values: bool) -> Marks:
         """Begin to compute the marks of the tracked state after a step.
 
-        With `of_values=False`, only modules and optimizers are marked, because the program changes other values between
-        steps.
+        If `of_values` is False, compute only the marks of modules and optimizers, because the program changes other
+        values between steps.
         """
         kinds: tuple[type, ...] = (object,) if of_values else (nn.Module, torch.optim.Optimizer)
         names: Collection[str] = {name for name, each in self.objects.items() if isinstance(each, kinds)}

@@ -50,9 +50,9 @@ class OwnTime:
     def follow(self, model: nn.Module) -> None:
         """Stop measuring whenever a backward pass has computed all gradients of this model on this rank.
 
-        torch's autograd engine calls queued functions in their order after the last gradient. DistributedDataParallel
-        queues its wait for the other ranks when all gradients are complete, which is later than the hook of any
-        parameter. The hook of the last parameter is usually the first to be called.
+        After the last gradient, torch's autograd engine calls the queued functions in the order of the queue.
+        DistributedDataParallel queues its wait for the other ranks when all gradients are complete. This moment is
+        later than the call of any parameter's hook. The hook of the last parameter is usually the first to be called.
         """
         for handle in self._handles:
             handle.remove()

@@ -42,7 +42,7 @@ _SETTLE_SECONDS = 5.0
 attempt."""
 
 _SILENT_LOOKS = 240
-"""Number of checks without an answer after which the machine of the store counts as gone. The 240 checks take two
+"""Number of checks without an answer after which the store's machine is considered lost. The 240 checks take two
 minutes. Segue counts checks and not seconds, because this process itself may have been suspended."""
 _POLL_SECONDS = 0.05
 _OF_GLOO = re.compile("gloo|Application timeout caused pair closure")
@@ -213,7 +213,7 @@ class RankFailures:
         notes.put("ended", "")
 
     def _cause(self, error: BaseException) -> BaseException:
-        """Return the exception to raise: `error` itself, or the error of the rank that caused it."""
+        """Return the exception to raise: `error` itself, or another rank's error that caused `error`."""
         silence = _silence_in(error)
         try:
             own = self._publish(error, is_silence=silence is not None)

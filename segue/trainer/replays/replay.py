@@ -94,7 +94,7 @@ class Replay:
     """Largest relative change that one rounding makes to a value, in the coarsest number format of a step."""
     environment: Environment
     recipe_changes: tuple[Finding, ...]
-    """Changes of the setup or of untracked values since the checkpoint, without values known to depend on the
+    """Changes of the setup or of untracked values since the checkpoint, except values that are known to depend on the
     process."""
     digests: dict[int, dict[str, str]]
     """Digest of each component after each watched step."""

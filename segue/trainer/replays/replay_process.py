@@ -37,7 +37,7 @@ def begin_beside(parent_pid: int) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process immediately, because its answer is written and a clean-up takes as long as some steps."""
+    """End this process immediately. Its answer is written, and a clean-up would take as long as several steps."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

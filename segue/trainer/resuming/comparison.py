@@ -153,7 +153,7 @@ class Comparison:
     values_at_commit: Mapping[str, Any]
     """Marks of values outside every component, as stored in the checkpoint."""
     as_built: frozenset[str]
-    """Components of a fork that start as built, because the checkpoint of the other run has no state for them."""
+    """Components of a fork that keep their initial state, because the other run's checkpoint has no state for them."""
     metric: MetricCheck = field(default_factory=MetricCheck)
     witness: tuple[WitnessRow, ...] = ()
     """The witness rows that the previous attempt recorded after the commit. Only the leader has the witness rows."""

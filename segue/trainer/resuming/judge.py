@@ -1,5 +1,5 @@
 """The phases of a resume after its checkpoint is found, and the verdict of all ranks. If noise may be the cause of a
-difference, fresh processes are asked before the verdict."""
+difference, fresh processes replay the steps before the verdict."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Replaying:
     early: tuple[Finding, ...] = ()
     """Differences that were detected before a step, and because of which the step was not made."""
     other_hands: tuple[Finding, ...] = ()
-    """Changes by other code between the restore and the first step. If the replay differs, such changes are the likely
-    cause."""
+    """Changes by other code between the restore and the first step. If the replay differs, changes by other code are
+    the likely cause."""
     is_undecided: bool = False
     """Whether a notice left no time to find the cause of a difference. If the notice is withdrawn, the search for the
     cause can continue."""

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 class Resume:
     """The phases of one resume, from the search for a checkpoint to the verdict.
 
-    If there is no checkpoint, there is no phase and no verdict. If a call does not fit the current phase, the call does
-    nothing. For example, a row that arrives after the verdict is not compared.
+    Without a checkpoint, the resume has no phase and no verdict. If a call does not fit the current phase, the call
+    does nothing. For example, a row that arrives after the verdict is not compared.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A built recipe in training. The module has the objects of the recipe, its data from any position, and its step.
+"""A built recipe in training: the recipe's objects, its data from any position, and its training step.
 
 Attempts and resume rehearsals use the same functions, so the result of a rehearsal is valid for the attempt.
 """
@@ -123,7 +123,7 @@ class LiveRecipe:
         return self
 
     def spread(self) -> None:
-        """Distribute the model over the ranks, after the restore, which decides which parameters are trained.
+        """Distribute the restored model over the ranks. The restore decides which parameters are trained.
 
         Raises:
             RecipeError: the recipe itself has distributed the model in an unsupported way.
@@ -306,7 +306,7 @@ class LiveRecipe:
         before_update: Callable[[], None] = lambda: None,
         with_norms: bool = True,
     ) -> tuple[StepRow, dict[str, float]]:
-        """Make one optimizer step; return its row, equal on every rank, and the parts of the loss."""
+        """Make one optimizer step. Return its row, which is equal on every rank, and the parts of the loss."""
         begun = self._begin_step(group, prelude, before_update=before_update, with_norms=with_norms)
         return self._read_step(group, prelude, begun, self._ranks)
 

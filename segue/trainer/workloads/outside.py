@@ -108,7 +108,7 @@ class OutsideState:
     def by_another_hand(
         self, captured: Callable[[], Mapping[str, Any]], committed: Mapping[str, Any]
     ) -> tuple[Finding, ...]:
-        """Return findings about settings that differ from the build now, but did not differ at the commit."""
+        """Return findings about settings that have changed since the build, but had not changed at the commit."""
         if self._others is None:
             return ()
         trees = captured()

@@ -33,8 +33,8 @@ class Structure:
         plain: Collection[str] = (),
         are_groups_restored: bool = False,
     ) -> None:
-        """`plain` has modules that their own `load_state_dict` restores. Such a `load_state_dict` does not accept new
-        buffers.
+        """`plain` contains the names of modules that a `load_state_dict` of their own restores. Such a
+        `load_state_dict` does not accept new buffers.
 
         If `are_groups_restored` is True, a resume gives each torch optimizer the parameters that the optimizer had at
         the save.
@@ -140,8 +140,8 @@ def _is_layer(name: str, module: nn.Module | None, modules: Mapping[str, nn.Modu
     """Whether training would differ without the module. Training would differ if the module has state, or if a torch
     container calls the module.
 
-    A module without state may also belong to a module of the user. The user's code then creates and calls the module
-    without state, and that code is the same after a resume.
+    A module without state may also be a submodule of a user's module. The user's code then creates and calls this
+    submodule, and this code is the same after a resume.
     """
     parent = modules.get(name.rpartition(".")[0])
     has_state = module is not None and any(map(_has_state, module.modules()))
@@ -205,8 +205,8 @@ def _words(module: nn.Module) -> str:
 
 
 _BOUND = "bound"
-"""Key of changed groups in the saved state. If the groups have not changed, the saved state has no such key, so that
-its bytes stay the same."""
+"""Key of changed groups in the saved state. If the groups have not changed, the saved state does not contain this key,
+and its bytes stay the same."""
 
 
 def all_optimizers(recipe: Recipe) -> dict[str, Any]:

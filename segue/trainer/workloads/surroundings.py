@@ -55,8 +55,8 @@ _LONGEST_PATH = 300
 
 
 def surroundings(functions: Iterable[FunctionType], files: Iterable[str]) -> dict[str, Callable[[], Any]]:
-    """Return readers of the inputs that the user's functions read by name. `files` has the paths among the values of
-    these functions."""
+    """Return readers of the inputs that the user's functions read by name. `files` contains the paths that occur in the
+    values of these functions."""
     codes = [code for function in functions for code in codes_of(function.__code__)]
     names = {text for code in codes if _READ_VARIABLES.intersection(code.co_names) for text in _texts(code)}
     # SEGUE_CONFIG names a different file in each process. The content of this file belongs to the run's identity.
@@ -87,8 +87,7 @@ def file_readers(paths: Iterable[str]) -> dict[str, Callable[[], Any]]:
 
 
 def machine() -> dict[str, Any]:
-    """Values that are equal in all processes on this machine, and so show which recorded values depend on the
-    machine."""
+    """Values that are equal in all processes on this machine. They show which recorded values depend on the machine."""
     return {
         "cpus": os.cpu_count() or 1,
         "usable_cpus": len(os.sched_getaffinity(0)),

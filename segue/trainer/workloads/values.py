@@ -42,7 +42,7 @@ class LiveValue:
 
 
 class RestoredValues:
-    """A component with the devices of the tensors in registered values, and with the names of the values that are
+    """A component that records the devices of the tensors in registered values, and the names of those values that are
     settings."""
 
     def __init__(self, components: Mapping[str, Component], *, paths: Sequence[str] = ()) -> None:
@@ -61,7 +61,8 @@ class RestoredValues:
 
 
 def component_of_value(target: Any, *, path: str) -> Component | None:
-    """Return the component for a value that is restored in place; None if it has a state_dict or no state.
+    """Return the component for a value that is restored in place. Return None if the value has no state, or has a
+    `state_dict`.
 
     Raises:
         UnsupportedStateError: a part of the value cannot be saved; `path` is the name of the value in messages.

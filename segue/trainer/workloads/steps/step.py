@@ -146,7 +146,7 @@ def _mean(losses: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _means(parts: Sequence[dict[str, torch.Tensor]], numbers: Sequence[float]) -> dict[str, float]:
-    """Mean of each part, by name. `numbers` has the values of `parts` in the same order."""
+    """Mean of each part, by name. `numbers` contains one number for each value in `parts`, in the same order."""
     found: dict[str, list[float]] = {}
     for name, number in zip((name for named in parts for name in named), numbers, strict=True):
         found.setdefault(name, []).append(number)

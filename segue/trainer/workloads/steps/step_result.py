@@ -75,7 +75,7 @@ def _apart(number: Number) -> Number:
 
 
 def together(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Join tensors of one element into one tensor on `device`, in a type that holds each value exactly."""
+    """Join one-element tensors into one tensor on `device`, in a type that holds each value exactly."""
     kind = torch.float32 if all(tensor.dtype in _WITHIN_FP32 for tensor in tensors) else torch.float64
     return torch.stack([tensor.detach().reshape(()).to(device, kind) for tensor in tensors])
 
@@ -152,7 +152,7 @@ def ended(
     scale: Sequence[Number],
     measured: list[torch.Tensor] | None,
 ) -> StepBegun:
-    """Do the work after the update, and begin to read the step's numbers.
+    """Do the work that follows the update, and begin to read the step's numbers.
 
     `shown` interprets the values of the numbers in `asked`. If `measured` is not None, compute the norm of the
     parameters in `measured`. All numbers are read in one copy. But if `after_step` takes metrics, the numbers in
