@@ -1,4 +1,4 @@
-"""Reporting. An attempt writes heartbeats while it runs, and a report of its return value or exception at its end."""
+"""While an attempt runs, it writes heartbeats. At its end, it writes a report of its return value or exception."""
 
 from __future__ import annotations
 

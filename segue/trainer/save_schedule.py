@@ -58,7 +58,7 @@ class SaveSchedule:
         return math.inf if seconds is None else self._saved_at + seconds - self._clock.monotonic()
 
     def request(self, step: int) -> None:
-        """If no save of this step was submitted, make a save due now."""
+        """Let a save become due now, unless a save of this step was already submitted."""
         self._is_owed = self._is_owed or step != self.saved_step
 
     def delay(self) -> None:

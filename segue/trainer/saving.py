@@ -33,8 +33,8 @@ from segue.trainer.workloads.state import capture
 log = logging.getLogger(__name__)
 
 _SHORT_EVALUATION_SECONDS = 1.0
-"""Longest evaluation, in seconds, before which the state is not copied. The reaction to a notice waits for the end of
-such a short evaluation."""
+"""Longest evaluation, in seconds, before which the state is not copied. If an evaluation is this short, the reaction to
+a notice waits until the evaluation ends."""
 
 
 class Saving:
@@ -126,7 +126,7 @@ class Saving:
         return every is not None and self._live.epoch // every > self._saved_epoch // every
 
     def request(self) -> None:
-        """If no save of this step was submitted, make a save due now."""
+        """Let a save become due now, unless a save of this step was already submitted."""
         self.schedule.request(self._progress.step)
 
     def save(self, *, evaluate: bool, is_last: bool = False) -> None:

@@ -85,8 +85,8 @@ class Survivors:
             self._hook = register_optimizer_step_pre_hook(lambda *_: self._forget())
 
     def publish(self) -> tuple[str, ...]:
-        """Publish this rank's random streams, if they have changed. Return their hash for the vote; empty if this rank
-        does not take part."""
+        """Publish this rank's random streams, if they have changed. Return the hash of these streams for the vote;
+        empty if this rank does not take part."""
         if self._start is None or self._notes is None or self._gives_up:
             return ()
         began_at = self._context.clock.monotonic()
@@ -188,8 +188,8 @@ class Survivors:
 
 
 def is_too_dear(measured: Sequence[tuple[float, float]]) -> bool:
-    """Whether copies take too large a share of a step. `measured` has the begin and the duration of the copies of each
-    safe point, in seconds. The function is pure."""
+    """Whether copies take too large a share of a step. `measured` contains, for each safe point, the begin and the
+    duration of the copies, in seconds. The function is pure."""
     begins = [began_at for began_at, _ in measured]
     steps = [after - before for before, after in pairwise(begins)]
     return min(seconds for _, seconds in measured) > _MOST_SHARE * median(steps)
@@ -288,7 +288,7 @@ def _as_text(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, str]]:
 
 
 def _encoded_in(text: str) -> dict[str, Encoded]:
-    """Return the random streams in the result of `_text_of`."""
+    """Decode the random streams in `text`, which is a result of `_text_of`."""
     return {name: Encoded(skeleton, _tensors_in(tensors)) for name, (skeleton, tensors) in json.loads(text).items()}
 
 

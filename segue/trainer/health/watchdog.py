@@ -58,7 +58,7 @@ Report = Callable[[StopReason, CodeFailure | None, str | None], object]
 
 
 class Captured:
-    """State of the attempt that was captured, so that another thread can commit it while the training thread is busy.
+    """A captured state of the attempt, which another thread can commit while the training thread is busy.
     Before the first step, nothing is captured."""
 
     @property
@@ -198,8 +198,8 @@ class Watchdog:
         self._end_in_place(self._reason_of_notice(), seen, patience_seconds=patience - reserve, note=note)
 
     def _end_in_last_step(self, seen: Mark, stood_seconds: float) -> None:
-        """End the attempt with the stop reason that it already has. A step after the last save hangs, but the attempt
-        does not need this step.
+        """End the attempt with the stop reason that the attempt already has. The reason is that a step after the last
+        save hangs. The attempt does not need this step.
 
         If the training thread has made progress, the call has no effect.
         """

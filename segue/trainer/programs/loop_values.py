@@ -253,7 +253,7 @@ class LoopValues:
         yield from self._in_namespaces()
 
     def _in_namespaces(self) -> Iterator[tuple[CarriedName, Any]]:
-        """Yield the data in namespaces that functions change. The path of each value starts at a variable of the
+        """If functions change data in a namespace, yield this data. The path of each value starts at a variable of the
         outermost function with a loop."""
         loops = [(frame, names, namespaces_of(frame)) for frame, names in self._loops()]
         seen = {

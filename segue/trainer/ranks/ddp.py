@@ -219,7 +219,7 @@ def _trained(model: nn.Module) -> tuple[bool, ...]:
 
 
 def _refuse_other_meshes(model: nn.Module, ranks: Ranks, *, name: str) -> None:
-    """Refuse meshes that are not data parallel (FSDP2, HSDP), because each rank trains on its share of a batch."""
+    """Refuse all meshes except data-parallel meshes (FSDP2, HSDP), because each rank trains on its share of a batch."""
     from torch.distributed.fsdp import FSDPModule  # A slow import (0.5 s).
 
     by_fsdp = tuple(at for at, module in model.named_modules() if isinstance(module, FSDPModule))

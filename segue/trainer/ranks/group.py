@@ -130,8 +130,7 @@ class SeveralRanks(RankGroup):
 
 
 def meet(device: torch.device, *, wait_seconds: float, clock: Clock, is_program: bool = False) -> RankGroup:
-    """Wait until all ranks have joined, and return their group. If a program trains, the program itself makes torch's
-    own groups.
+    """Wait until all ranks have joined, and return their group. A program itself creates torch's process groups.
 
     Raises:
         RuntimeError: a rank did not join within `wait_seconds`.

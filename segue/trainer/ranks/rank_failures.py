@@ -317,7 +317,7 @@ def is_broken_collective(error: BaseException) -> bool:
 
 
 def _silence_in(error: BaseException) -> SilentStoreError | None:
-    """Return the error of the silent shared store that caused this error, even if it was re-raised."""
+    """Return the `SilentStoreError` in the chain of this error's causes, if there is one."""
     return next((seen for seen in _chain(error) if isinstance(seen, SilentStoreError)), None)
 
 

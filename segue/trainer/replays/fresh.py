@@ -234,11 +234,11 @@ def measured_noise(
 
 
 _LIMIT_SECONDS = 900.0
-"""Longest wait for all replays of one opinion, in seconds; building a recipe may take minutes."""
+"""Longest wait for all replays of one second opinion, in seconds. Building a recipe may take minutes."""
 
 
 class SecondOpinion:
-    """Asks fresh processes before a resume is judged as broken. The attempt waits in the meantime."""
+    """Asks fresh processes for replays before segue judges a resume as broken. The attempt waits in the meantime."""
 
     def __init__(self, context: AttemptContext) -> None:
         self._context = context

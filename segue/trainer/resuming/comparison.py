@@ -95,7 +95,7 @@ class RestoredState:
         return cls(digest(live), Looks.at(fixed))
 
     def changes(self, components: Mapping[str, Component]) -> tuple[Finding, ...]:
-        """Return the changes since the restore in components that only a step changes."""
+        """Return findings about changes since the restore, for components that only a step may change."""
         before = self.digests
         fixed = {name: c for name, c in components.items() if name in _CHANGED_BY_STEP and name in before.components}
         live = self._digest_again(take(capture(fixed), copy=False, to_host=False))

@@ -150,8 +150,8 @@ _OF_LOADERS = frozenset(vars(DataLoader([0]))) | {"_iterator"}  # type: ignore[a
 
 
 def parts_of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the objects that a loader calls, and the objects that the user has set as attributes of the loader, by
-    name."""
+    """Return, by name, the objects that a loader calls, and the objects that the user has set as attributes of the
+    loader."""
     parts = {name: getattr(loader, name) for name in ("dataset", "collate_fn", "worker_init_fn")}
     parts |= {name: getattr(loader, name) for name in vars(loader).keys() - _OF_LOADERS}
     if has_own_sampler(loader):
@@ -228,7 +228,7 @@ def _path(name: str) -> str:
 
 
 def _count(hooks: Any) -> int:
-    """Count the hooks without segue's own hooks, which measure a step."""
+    """Count the hooks, except segue's own hooks, which measure a step."""
     return sum(not _is_segues(hook) for hook in hooks.values()) if isinstance(hooks, Mapping) else 0
 
 

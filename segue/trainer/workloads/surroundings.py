@@ -99,7 +99,7 @@ def machine() -> dict[str, Any]:
 
 
 _DENORMAL = 4e-39
-"""A number whose half is zero in float32 only if very small numbers are flushed to zero."""
+"""A float32 number whose half is not zero, unless the process flushes very small numbers to zero."""
 _SETTINGS: dict[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": lambda: str(torch.get_default_dtype()),
     "torch.get_default_device()": lambda: str(torch.get_default_device()),

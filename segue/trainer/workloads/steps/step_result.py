@@ -22,7 +22,7 @@ Number = torch.Tensor | float
 """A tensor of one element, or a plain number."""
 _WITHIN_FP32 = (torch.float32, torch.bfloat16, torch.float16)
 _ONE_BY_ONE = ("mps",)
-"""Devices that have neither streams nor a data type that holds every number."""
+"""Devices that have no streams, and no data type that can hold every number."""
 
 
 class Numbers(NamedTuple):
