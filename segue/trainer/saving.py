@@ -33,8 +33,8 @@ from segue.trainer.workloads.state import capture
 log = logging.getLogger(__name__)
 
 _SHORT_EVALUATION_SECONDS = 1.0
-"""Longest evaluation, in seconds, before which the state is not copied. If an evaluation is this short, the reaction to
-a notice waits until the evaluation ends."""
+"""Longest evaluation, in seconds, that begins without a copy of the state. If an evaluation is this short, the reaction
+to a notice waits until the evaluation ends."""
 
 
 class Saving:

@@ -1,7 +1,7 @@
 """The commit that the leader makes alone after another rank was lost in the middle of a step.
 
-If no optimizer has begun its step since the last safe point, the parameters and the optimizer state are unchanged. The
-forward pass has changed all other state, so the leader copies the other state at each safe point. The leader has no
+If no optimizer has begun its step since the last safe point, the parameters and the optimizer state are unchanged. All
+other state may have changed in the forward pass, so the leader copies this state at each safe point. The leader has no
 random streams of other ranks, so each rank publishes its streams before the vote at a safe point.
 """
 
@@ -223,7 +223,7 @@ class StepStart:
         self._flags = [*((module, "training") for module in modules), *parameters]
 
     def keep(self, *, copies: bool = True) -> None:
-        """Copy the state of this safe point. If `copies` is false, only read the state that the user's objects give."""
+        """Copy the state of this safe point. If `copies` is False, only read the state of the user's objects."""
         trees = {name: each.capture() for name, each in self._others.items()}
         if not copies:
             return

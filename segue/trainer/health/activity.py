@@ -41,8 +41,8 @@ class StepTime:
         self._last_at = at
 
     def pause(self, *, until: float | None = None) -> None:
-        """Exclude the time until `until`, because it is not part of a step. If `until` is None, exclude the time until
-        the end of the next step."""
+        """Do not count the time until `until` as part of a step. If `until` is None, do not count the time until the
+        end of the next step."""
         self._last_at = until if self._last_at is not None else None
 
     @property

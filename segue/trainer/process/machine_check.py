@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import torch
 
 LIMIT_SECONDS = 3.0
-"""Longest time of the parts that need no torch, in seconds. If a part gives no answer in this time, the machine still
-passes that part."""
+"""Longest time, in seconds, of those parts of the check that do not need torch. If a part gives no answer in this time,
+the machine still passes that part."""
 _DISK_BYTES, _LEAST_MEMORY_BYTES = 1 << 20, 256 << 20
 _SIDE = 256
 _PRODUCT = "d7b9b809a503367dff0add8906e574600da0b787da6488ae62f44db931aaa9c8"
@@ -96,8 +96,8 @@ def begin() -> None:
 def finish(device: torch.device, machine: Machine) -> MachineCheck:
     """Return the result of the check.
 
-    The call waits for the product. For disk and driver, the call waits at most until three seconds after the check
-    began.
+    The call waits for the product. For the disk and the driver, it waits at most until three seconds after the
+    beginning of the check.
     """
     begin()
     parts = _begun.pop()

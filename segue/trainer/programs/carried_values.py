@@ -118,7 +118,7 @@ def value_of(name: str, local: Mapping[str, Any], outside: Mapping[str, Any]) ->
 
 
 def as_data(value: Any, name: CarriedName) -> Any:
-    """Return comparable data for an enumeration, a record or code that the loop assigns again."""
+    """Return comparable data for an enumeration, or for a record or code that the loop assigns again."""
     if isinstance(value, Enum):
         return value.name
     if not name.is_rebound:
@@ -158,7 +158,7 @@ def is_sought(value: Any, name: CarriedName) -> bool:
 
 
 def may_keep(value: Any, name: CarriedName) -> bool:
-    """Whether the next iteration may need state in the value, even if the value cannot be compared."""
+    """Whether the value may hold state for the next iteration, even if the value cannot be compared."""
     if isinstance(value, VALUES) or is_sought(value, name):
         return False
     return isinstance(value, Unlooked) or is_data(value) or (name.is_rebound and is_of_a_package(value))

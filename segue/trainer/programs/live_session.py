@@ -37,7 +37,7 @@ class LiveSession:
     """The session of the program in this process, which holds the tracked state and makes the steps."""
 
     def __init__(self, spec: RunSpec, owner: Owner, *, config: Mapping[str, Any], record: ProgramRecord | None) -> None:
-        """If `record` is None, a person started the script. The setup is then not compared, and the goal may change."""
+        """If `record` is None, a person started the script, the setup is not compared, and the goal may change."""
         self._spec, self._owner, self._is_goal_kept = spec, owner, record is not None
         self.config = config
         self._state = TrackedState(owner, record)

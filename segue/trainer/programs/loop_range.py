@@ -130,10 +130,10 @@ def require_continued(
 
 
 def require_numbers(looped: LoopRange) -> None:
-    """Raise an error if the loop of a new run has no number.
+    """Raise an error if the range of a new run's loop is empty.
 
     Raises:
-        SessionError: the loop has no number; the message names the files that the program has read.
+        SessionError: the range is empty; the message names the files that the program has read.
     """
     if not looped.is_empty:
         return
@@ -174,7 +174,7 @@ class ProgramLoop:
     """The program's loop, from the call that begins it."""
 
     def __init__(self, spec: RunSpec, owner: Owner, *, compares_code: bool) -> None:
-        """If `compares_code` is False, a person edits the script, so a later goal is accepted."""
+        """If `compares_code` is False, a person is editing the script, and therefore a later goal is accepted."""
         self._spec, self._owner, self._compares_code = spec, owner, compares_code
         self.call = ""
         """The call that begins the loop, without its arguments; empty before the call."""

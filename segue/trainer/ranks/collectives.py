@@ -271,7 +271,7 @@ def combined(
 ) -> tuple[StepNumbers, tuple[str, ...]]:
     """Combine the numbers and fingerprints of all ranks into the numbers and fingerprints of the whole batch.
 
-    The loss of a rank is the mean over the rank's share of the batch. The combined loss is the mean over the whole
+    Each rank's loss is the mean over its share of the batch. The combined loss is the mean over the whole
     batch. The losses are summed in the order of the ranks, so that equal shares give equal bits.
 
     Raises:

@@ -77,7 +77,7 @@ def _open_files() -> Iterator[Any]:
     """Yield open files in the order in which they must be closed. Text files are first, then files that compress or
     upload, then buffers.
 
-    Within each kind, the newest file is first, because a file is newer than the file into which it writes its data.
+    Within each kind, the newest file is first. A file writes its data only into older files.
     """
     archive = getattr(sys.modules.get("zipfile"), "ZipFile", None)
     by_turn: tuple[list[Any], ...] = ([], [], [])

@@ -126,7 +126,7 @@ class FreshProcesses:
         return Replays(tuple(made), True, unit)
 
     def answer(self) -> FreshAnswer | None:
-        """Return the whole answer of one more process; None if there is no answer."""
+        """Let one more process replay, and return its whole answer; None if there is no answer."""
         return self._asked(self.request)
 
     def setup(self) -> dict[str, Any]:
@@ -316,6 +316,6 @@ class SecondOpinion:
 def may_ask(assignment: Assignment) -> bool:
     """Whether segue may ask fresh processes.
 
-    Segue may not ask if rehearsals are off. It may not ask for a program, which would repeat all its other work too.
+    The result is False if rehearsals are off, or for a program. A program would also repeat all its other work.
     """
     return assignment.spec.recipe is not None and assignment.spec.continuity.rehearsal != "off"

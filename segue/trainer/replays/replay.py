@@ -192,7 +192,7 @@ def replay(
 
 
 def _state_digests(recipe: LiveRecipe) -> dict[str, str]:
-    """Return the digests of the components that a commit of the same steps has. The result does not include the
+    """Return the digests of those components that a commit of the same steps contains. The result does not include the
     position."""
     components = {n: c for n, c in recipe.components.items() if n not in NOT_STATE and n != PROGRESS}
     return dict(digest(take(capture(components), copy=False, to_host=False)).components)

@@ -69,8 +69,8 @@ def cap_device_memory(device: torch.device) -> None:
 
 
 def _own_bytes() -> int:
-    """Resident memory of this process, in bytes. The second process will need as much, because it will load the same
-    data set."""
+    """Resident memory of this process, in bytes. A second process will need the same amount, because it will load the
+    same data set."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:

@@ -74,7 +74,8 @@ class CheckpointSource:
     def newest(
         self, *, at_most: CheckpointRef | None, own: OwnSlices | None = None, memory_bytes: int | None = None
     ) -> Found | None:
-        """Return the newest valid checkpoint up to `at_most`, after verifying its bytes or only the slices in `own`.
+        """Verify and return the newest valid checkpoint up to `at_most`. If `own` is given, only these slices are
+        verified.
 
         The method raises the same errors as `newest_valid`.
         """

@@ -34,7 +34,7 @@ class Replaying:
     rows: tuple[WitnessRow, ...] = ()
     """Rows of the replayed steps so far."""
     early: tuple[Finding, ...] = ()
-    """Differences that were detected before a step, and because of which the step was not made."""
+    """Differences that were detected before a step, so that the step was not made."""
     other_hands: tuple[Finding, ...] = ()
     """Changes by other code between the restore and the first step. If the replay differs, changes by other code are
     the likely cause."""
@@ -78,8 +78,8 @@ class Judged:
 
 
 def may_be_noise(verdict: Verdict) -> bool:
-    """Whether only replayed steps differ. The cause may then be noise, because kernels or a recipe may not compute the
-    same numbers twice."""
+    """Whether only replayed steps differ. If so, the cause may be noise: a second run of the same kernels or recipe may
+    give other numbers."""
     return verdict.kind is VerdictKind.BROKEN and all(each.channel in _SHOWN_BY_STEPS for each in verdict.findings)
 
 
@@ -128,7 +128,8 @@ class Judge:
         patiently(lambda: self.runlog.append(build, epoch=self.claim.epoch), what="verdict")
 
     def _noise_found(self, replaying: Replaying, *, known: Noise) -> Noise | None:
-        """Return the noise that explains the difference of the replay; None if there is no time to measure it."""
+        """Return the noise that explains the difference of the replay. Return None if there is no time to measure the
+        noise."""
         if self.opinion is None:
             return self._noise_of_earlier_attempts(replaying) if self.ranks.is_leader else NONE
         comparison = replaying.comparison
@@ -142,8 +143,8 @@ class Judge:
         )
 
     def _noise_of_earlier_attempts(self, replaying: Replaying) -> Noise:
-        """Return the noise among attempts from the same checkpoint. There may be two such attempts, because segue tries
-        the same checkpoint again after a broken resume."""
+        """Return the noise among attempts from the same checkpoint. There may be two attempts from one checkpoint,
+        because segue tries the checkpoint again after a broken resume."""
         comparison = replaying.comparison
         if replaying.early or comparison.environment_changes:
             return NONE

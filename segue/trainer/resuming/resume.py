@@ -117,8 +117,8 @@ class Resume:
             self._phase = self._checkpoints.restore(self._phase, components)
 
     def offer_base(self, shards: ShardWriter) -> int | None:
-        """Use the restored checkpoint as the base of the first incremental save. Return the step of the checkpoint, or
-        None if the checkpoint cannot be a base.
+        """Use the restored checkpoint as the base of the first incremental save. Return the step of the checkpoint. If
+        the checkpoint cannot be the base, return None.
 
         A checkpoint from a fast folder cannot be the base, because later saves would build on its durable bytes, which
         nobody has verified.
@@ -163,7 +163,7 @@ class Resume:
 
         If `compare_state` is False, the state is not compared. The program's own code has run since the restore, and
         may have changed the state in the same way as in the previous attempt. If there are several ranks, they compare
-        the state after the step, together with the exchange of results.
+        the state after the step, when they exchange the step's results.
 
         Raises:
             BrokenResumeError: the state or the input differs; the verdict is in the log.

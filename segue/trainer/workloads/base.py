@@ -79,8 +79,8 @@ only reports something, or if no step is left.
 
 
 class Workload(Protocol):
-    """A recipe or program in training. It has the state, the position in the data, and the functions that a save
-    calls."""
+    """A recipe or program in training. A workload provides the state, the position in the data, and the functions that
+    a save calls."""
 
     progress: Progress
     components: dict[str, Component]

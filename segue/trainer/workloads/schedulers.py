@@ -119,7 +119,7 @@ def refuse_short_schedules(recipe: Recipe, *, name: str, steps: int, steps_per_e
 
 
 def _reached(scheduler: Any, calls: int) -> Iterator[tuple[Any, int]]:
-    """Yield the scheduler, or the parts of the scheduler, each with its count after this number of calls."""
+    """Yield the scheduler, or each of its parts, with the count that it reaches after `calls` calls."""
     if isinstance(scheduler, ChainedScheduler):
         for each in scheduler._schedulers:
             yield from _reached(each, calls)

@@ -1,7 +1,7 @@
 """The structure of a recipe or a program: the modules, tensors and parameter groups that a resume builds again.
 
-A state_dict has values but no structure. It cannot restore a layer that was added during the run, or a weight that was
-pruned or replaced. If the structure changes, the next save detects the change by names and identities.
+A state_dict has values but no structure. A state_dict cannot restore a layer that was added during the run, or a weight
+that was pruned or replaced. If the structure changes, the next save detects the change by names and identities.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Structure:
         plain: Collection[str] = (),
         are_groups_restored: bool = False,
     ) -> None:
-        """`plain` contains the names of modules that a `load_state_dict` of their own restores. Such a
-        `load_state_dict` does not accept new buffers.
+        """`plain` contains the names of modules that a `load_state_dict` of their own restores. These modules do not
+        accept new buffers.
 
         If `are_groups_restored` is True, a resume gives each torch optimizer the parameters that the optimizer had at
         the save.
@@ -119,7 +119,7 @@ def structure_of_objects(objects: Mapping[str, Any]) -> Structure:
 
 
 def _of_modules(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
-    """Yield the modules that are new, are removed, or have another class, without the modules inside them."""
+    """Yield the modules that are new, are removed, or have another class. The modules inside them are left out."""
     found: list[tuple[str, str]] = []
     done: tuple[str, ...] = ()
     for name in dict.fromkeys((*built.modules, *now.modules)):

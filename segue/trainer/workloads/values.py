@@ -27,7 +27,7 @@ class LiveValue:
         put(self._value, tree)
 
     def devices(self) -> dict[str, str]:
-        """Device types of the tensors in the value that are not on the CPU, by path."""
+        """Device type of each tensor in the value that is not on the CPU, by path."""
         return {path: tensor.device.type for path, tensor in self._encoded()[1].items() if tensor.device.type != "cpu"}
 
     def move(self, devices: Mapping[str, str]) -> None:

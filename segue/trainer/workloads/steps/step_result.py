@@ -116,7 +116,7 @@ class Shown(NamedTuple):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """These numbers by name, for the recipe's `after_step`."""
+        """The step's numbers by name, for the recipe's `after_step`."""
         grad_norm = {} if self.grad_norm is None else {"grad_norm": self.grad_norm}
         return {"loss": self.loss} | grad_norm | self.parts
 
