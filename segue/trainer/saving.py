@@ -241,7 +241,7 @@ class Saving:
         self._writer.wait(max(limit_seconds, 0.0))
 
     def release_metric(self) -> None:
-        """Let the newest save be committed without its unfinished metric. Another thread calls this method."""
+        """Let the writer commit the newest save without its unfinished metric. Another thread calls this method."""
         self._metric.give_up()
 
     def wait_for_staging_buffer(self, timeout_seconds: float) -> bool:
@@ -328,7 +328,7 @@ class LookAhead:
         self._found = _Found(self._live.progress.step, untracked, trees.get(UNTRACKED), encoded)
 
     def take(self) -> tuple[dict[str, Any], tuple[Finding, ...]]:
-        """Return the whole state of this step, and findings about state outside every component."""
+        """Return the whole state of this step, and findings about state that is in no component."""
         if self._found is None or self._found.step != self._live.progress.step:
             self.look()
         assert self._found is not None

@@ -87,7 +87,7 @@ class StepRecords:
         longer exchange numbers.
 
         Raises:
-            PoisonedStepError: the kept step is an anomaly, which explains `error`.
+            PoisonedStepError: the earlier step is an anomaly, which explains `error`.
         """
         if self._unread is None:
             return

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 _OVERDUE_SECONDS = 5.0
-"""Number of seconds after the grace period of a notice at which a trainer that is still alive ends itself."""
+"""A trainer ends itself if it is still alive this many seconds after the grace period of a notice."""
 _MOST_GRACE_SECONDS = 30.0
 """For this many seconds after a notice, the watchdog does nothing, even if the notice's deadline seems to have
 passed."""
@@ -42,10 +42,10 @@ _REPORT_SECONDS = 15.0
 _TOO_LONG = "the notice came during {}, which did not end in time"
 _AFTER_LOOP = "the code after the program's loop"
 _NOTICE_SECONDS = 5.0
-"""Seconds that the training thread has to notice the end of another rank, before the collectives of this rank are
-aborted."""
+"""Time, in seconds, for the training thread to notice the end of another rank. After this time, the collectives of this
+rank are aborted."""
 _LOST_SECONDS = 10.0
-"""Seconds that the training thread has to notice the loss of a rank, before this process ends itself."""
+"""Time, in seconds, for the training thread to notice the loss of a rank. After this time, this process ends itself."""
 _BEHIND_LEADER_SECONDS = 60.0
 """Seconds by which the other ranks end themselves later than the leader, because the leader writes the report first."""
 
@@ -70,7 +70,7 @@ class Captured:
         """Let the writer commit the captured state, and wait for the commit for at most `limit_seconds`."""
 
     def release(self) -> None:
-        """Let the pending save be committed without its metric. The call returns immediately."""
+        """Let the writer commit the pending save without its metric. The call returns immediately."""
 
 
 class Peers(Protocol):

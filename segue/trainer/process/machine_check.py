@@ -62,7 +62,7 @@ class _Parts(threading.Thread):
         self.end_at = self.clock.monotonic() + LIMIT_SECONDS
         self.disk = self.driver = _Part(f"no answer within {LIMIT_SECONDS:g} s")
         self.accelerators: dict[str, tuple[str, ...]] = {}
-        """The numbers that the driver gives for each accelerator, by its UUID."""
+        """The values that the driver reports for each accelerator, by the accelerator's UUID."""
         self.start()
 
     def run(self) -> None:

@@ -175,8 +175,8 @@ class LiveSession:
         self._leave()
 
     def conclude(self, raised: BaseException | None) -> StopReason:
-        """Return the stop reason after the program has returned or has raised `raised`. If an error ended the attempt,
-        raise the error again.
+        """Return the stop reason of a program that has returned, or has raised the exception `raised`. If an error
+        ended the attempt, raise the error again.
 
         Raises:
             SessionError: the program ended before its goal.

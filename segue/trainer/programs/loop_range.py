@@ -207,7 +207,7 @@ class ProgramLoop:
         returned component.
 
         Raises:
-            SessionError: the program already has a loop, or segments end after epochs and the loop has none.
+            SessionError: the program already has a loop, or segments end after epochs but the loop has no epochs.
         """
         if self.call:
             what = f"{call} was called after {self.call}."

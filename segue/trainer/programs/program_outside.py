@@ -184,7 +184,8 @@ def _held_by_the_loop() -> dict[str, Any]:
 
 
 def _within_variables(loops: LoopValues) -> Iterator[tuple[str, str, Any]]:
-    """Yield the objects inside namespaces and tuples among the loop's variables, each with a path and an expression."""
+    """Yield the objects in those of the loop's variables that are namespaces or tuples, each with a path and an
+    expression."""
     for frame in frames_of_the_user():
         for variable, held in namespaces_of(frame):
             for name, value in dict(vars(held)).items():

@@ -2,7 +2,7 @@
 
 With several ranks, whole steps take the same time on each rank, because the ranks wait for each other. Own time begins
 when the rank asks for its batch, and ends when its gradients are complete, before it waits for the gradients of the
-other ranks. Own time does not include exchanges of buffers (as of BatchNorm) before a forward pass.
+other ranks. Own time does not include exchanges of buffers (for example those of BatchNorm) before a forward pass.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class OwnTime:
         ]
 
     def take(self) -> tuple[float, ...]:
-        """Return the own time, in seconds, of the oldest step that was not taken yet. The result is empty if there is
-        no such step, or if an accelerator still computes the step."""
+        """Return the own time, in seconds, of the oldest step whose own time was not returned yet. The result is empty
+        if there is no such step, or if an accelerator still computes the step."""
         if not self._steps or not self._steps[0]:
             return ()
         last = self._steps[0][-1][1]

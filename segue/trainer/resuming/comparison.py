@@ -127,7 +127,7 @@ class Terms:
     accept: Collection[str] = ()
     """Names of the setup changes that the run spec accepts."""
     is_order_of_sums_relevant: bool = True
-    """Whether the numbers of the run depend on the order of the sum in the gradient norm."""
+    """Whether the numbers of the run depend on the order in which the gradient norm is summed."""
 
     def changes_since(self, committed: Environment) -> tuple[str, ...]:
         """Return the parts of the environment that differ from the commit and may change the numbers."""
@@ -149,9 +149,9 @@ class Comparison:
     """Whether torch.compile has timed and chosen its kernels again since the commit."""
     setup: SetupChanges
     untracked: tuple[Finding, ...]
-    """Findings about values outside every component that differ from the commit."""
+    """Findings about values that are in no component and differ from the commit."""
     values_at_commit: Mapping[str, Any]
-    """Marks of values outside every component, as stored in the checkpoint."""
+    """Marks of values that are in no component, as stored in the checkpoint."""
     as_built: frozenset[str]
     """Components of a fork that keep their initial state, because the other run's checkpoint has no state for them."""
     metric: MetricCheck = field(default_factory=MetricCheck)

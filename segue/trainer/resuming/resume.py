@@ -63,7 +63,7 @@ class Resume:
 
     @property
     def parent(self) -> CheckpointRef | None:
-        """The checkpoint from which this attempt resumes; None if it does not resume."""
+        """The checkpoint from which this attempt resumes; None if the attempt does not resume."""
         return self._phase.parent if self._phase is not None else None
 
     @property

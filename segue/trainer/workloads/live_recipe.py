@@ -189,7 +189,7 @@ class LiveRecipe:
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
-        """A `with` block of user code that a replay leaves out. State that the block changes is not compared later."""
+        """A `with` block for user code that no replay runs. State that the block changes is not compared later."""
         before = self.state_marks()
         with unchanged(self.components):
             yield

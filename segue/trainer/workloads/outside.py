@@ -70,7 +70,8 @@ class OutsideState:
         return recorded | ({_METRIC: self._metric_code} if self._metric_code is not None else {})
 
     def restore(self, tree: Any) -> None:
-        """Restore no value. After the call, also record the files and variables that the previous attempt has read."""
+        """Restore no value. From this call on, also record the files and variables that the previous attempt has
+        read."""
         for name in tree.get(SURROUNDINGS, {}):
             read = reader_of(name) if name not in self._surroundings else None
             if read is not None and mark_of(read()) is not None and len(self._opened) < MOST_FILES:

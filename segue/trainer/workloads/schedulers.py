@@ -71,7 +71,7 @@ def check_schedulers(recipe: Recipe, *, name: str, steps: int, steps_per_epoch: 
     """Refuse schedulers that the run would step too often, and warn about schedulers that seem to count epochs.
 
     Raises:
-        RecipeError: the run would step a scheduler too often; the message has its name and the number of steps.
+        RecipeError: the run would step a scheduler too often; the message names the scheduler and the number of steps.
     """
     refuse_short_schedules(recipe, name=name, steps=steps, steps_per_epoch=steps_per_epoch)
     if recipe.scheduler_every is None:
@@ -101,7 +101,7 @@ def refuse_short_schedules(recipe: Recipe, *, name: str, steps: int, steps_per_e
     """Refuse a scheduler that would raise an error during the run, because it is stepped too often.
 
     Raises:
-        RecipeError: the run would step a scheduler too often; the message has its name and the number of steps.
+        RecipeError: the run would step a scheduler too often; the message names the scheduler and the number of steps.
     """
     if recipe.epochs is not None:
         steps = min(steps, recipe.epochs * steps_per_epoch)

@@ -1,6 +1,6 @@
 """Inputs of a recipe's code other than its arguments: environment variables, files, and settings of libraries.
 
-Each checkpoint records these inputs. A difference in these inputs alone never changes the verdict. But if a replay
+Each checkpoint records these inputs. If only these inputs differ, the verdict does not change. But if a replay
 differs, a difference in these inputs is the likely cause.
 """
 
