@@ -43,7 +43,7 @@ _OneStep = Generator[StepDue, StepMade | LateStep | None, bool]
 
 _NOTHING = Vote()
 _WAIT_SECONDS = 0.5
-"""Longest wait for a staging buffer, in seconds. The ranks then vote again, because a notice may have come."""
+"""Longest wait for a staging buffer, in seconds. After the wait, the ranks vote again, because a notice may have come."""
 
 
 class TrainingLoop:

@@ -1,4 +1,4 @@
-"""While an attempt runs, it writes heartbeats. At its end, it writes a report of its return value or exception."""
+"""While an attempt runs, it writes heartbeats. When it ends, the attempt reports its return value or exception."""
 
 from __future__ import annotations
 

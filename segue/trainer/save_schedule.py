@@ -177,9 +177,8 @@ class SavesInFlight:
         """Raise WorkAtRiskError if more work is uncommitted than allowed, and further waiting is unlikely to help.
 
         If the store has refused the save so far, waiting ends after half the allowed time, because the interval before
-        the save may have used the other half. If the store has not answered, the save may be large or the network may
-        be slow. Waiting then ends after twice the allowed time or four times the duration of a save, whichever is
-        longer.
+        the save may have used the other half. If the store has not answered, waiting ends after twice the allowed time
+        or four times the duration of a save, whichever is longer: the save may be large, or the network may be slow.
         """
         now, allowed = self._clock.monotonic(), self._allowed_seconds
         if not self._submitted or now - self._safe_at <= allowed:

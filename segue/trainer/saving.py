@@ -149,7 +149,7 @@ class Saving:
             self._evaluate()
 
     def survived(self, records: StepRecords) -> AbstractContextManager[None]:
-        """A `with` block. If another rank is lost during the block, the leader then commits alone."""
+        """A `with` block. If another rank is lost during the block, the leader commits alone."""
         return self.survivors.committing(self._commit_alone, records)
 
     def _commit_alone(self, streams: Mapping[str, Encoded], lost_ranks: tuple[int, ...], limit_seconds: float) -> None:

@@ -41,9 +41,9 @@ _OUT_OF_MEMORY_MESSAGE = re.compile(
 )
 """Messages of errors that have no separate exception type."""
 _DEVICE_ERRORS = frozenset({46, 100, 101, 214, 220, 802, 999})
-"""CUDA error codes of a failed device. Some codes mean that the device is unavailable, absent or invalid. Some mean an
-uncorrectable error in memory or in a link. Other codes mean that the system is not ready, or that the driver does not
-know the error (the device may have fallen off the bus). Source: cudaError in the CUDA Runtime API."""
+"""CUDA error codes of a failed device. Some codes mean that the device is unavailable, absent or invalid. Some codes
+mean an uncorrectable error in memory or in a link. Other codes mean that the system is not ready, or that the driver
+does not know the error (the device may have fallen off the bus). Source: cudaError in the CUDA Runtime API."""
 _DEVICE_MESSAGE = re.compile(
     r"CUDA error: (uncorrectable (ECC|NVLink) error|no CUDA-capable device|invalid device ordinal|unknown error"
     r"|CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized)"

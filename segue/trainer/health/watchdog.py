@@ -1,7 +1,7 @@
 """The watchdog: ends a trainer that hangs, or that continues after the grace period of a notice.
 
 The watchdog is a thread of the trainer itself, so the watchdog also works after the segment has ended. If no thread of
-a trainer can run, the heartbeat of the trainer stops. The run then declares the attempt lost, and the segment kills the
+a trainer can run, the heartbeat of the trainer stops. The run declares the attempt lost, and the segment kills the
 trainer.
 """
 
@@ -96,8 +96,8 @@ class Group(Protocol):
         """
 
     def ended_elsewhere(self) -> SegueError | None:
-        """The error with which another rank has ended the attempt. None if there is no such error, or if the training
-        thread already knows the error."""
+        """The error with which another rank has ended the attempt. The result is None without an error, or if the
+        training thread already knows the error."""
 
     def take_over(self) -> bool | None:
         """Take over the end of the attempt. Return whether this rank must report, or None if the training thread ends
@@ -198,8 +198,8 @@ class Watchdog:
         self._end_in_place(self._reason_of_notice(), seen, patience_seconds=patience - reserve, note=note)
 
     def _end_in_last_step(self, seen: Mark, stood_seconds: float) -> None:
-        """End the attempt with the stop reason that the attempt already has. The reason is that a step after the last
-        save hangs. The attempt does not need this step.
+        """End the attempt with the stop reason that the attempt already has, because a step after the last save hangs.
+        The attempt does not need this step.
 
         If the training thread has made progress, the call has no effect.
         """
@@ -221,8 +221,8 @@ class Watchdog:
         """Stop waiting for a rank that has ended. Return the number of seconds since this process noticed the end of
         the rank.
 
-        Usually the training thread itself notices that a rank has ended. The training thread cannot notice the end
-        while it waits for an accelerator that waits for the ended rank.
+        Usually the training thread itself notices that a rank has ended. If the training thread waits for an
+        accelerator, and this accelerator waits for the ended rank, the thread cannot notice the end.
         """
         ended = self._group.ended_elsewhere()
         if ended is None:

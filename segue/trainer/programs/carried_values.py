@@ -45,8 +45,8 @@ _OF_FRAMEWORKS = frozenset(
     | {"wandb", "mlflow", "tensorboard", "tensorboardX", "tqdm", "rich", "matplotlib", "omegaconf", "hydra", "numpy"}
     | {"pandas", "segue", "attr", "yaml", "absl", "comet_ml", "neptune", "clearml", "aim", "sentencepiece", "tiktoken"}
 )
-"""Packages whose objects are ignored. Their objects are tracked in another way, display numbers, hold settings, or only
-count."""
+"""Packages whose objects are ignored. Objects of these packages are tracked in another way, display numbers, hold
+settings, or only count."""
 
 
 def is_of_a_package(value: Any) -> bool:

@@ -1,4 +1,5 @@
-"""A program's current step and its numbers. The program reports the numbers, or segue measures the tracked objects."""
+"""A program's current step and its numbers. Either the program reports the numbers, or segue measures the tracked
+objects."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class _Complete(NamedTuple):
 
 
 class TrackedState:
-    """The tracked state of one program in this process; objects are added, and restored, until the first step."""
+    """The tracked state of one program in this process. Until the first step, objects are added and restored."""
 
     def __init__(self, owner: Owner, record: ProgramRecord | None) -> None:
         self._owner, self._record = owner, record

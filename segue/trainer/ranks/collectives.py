@@ -86,7 +86,7 @@ class Ranks:
 
     def break_off(self) -> None:
         """Abort the collectives that wait for the accelerator of another rank. Calls that wait for aborted collectives
-        then raise an error.
+        raise an error.
 
         The abort itself may take as long as a collective.
         """

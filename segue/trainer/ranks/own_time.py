@@ -51,8 +51,8 @@ class OwnTime:
         """Stop measuring whenever a backward pass has computed all gradients of this model on this rank.
 
         After the last gradient, torch's autograd engine calls the queued functions in the order of the queue.
-        DistributedDataParallel queues its wait for the other ranks when all gradients are complete. This moment is
-        later than the call of any parameter's hook. The hook of the last parameter is usually the first to be called.
+        DistributedDataParallel queues its wait for the other ranks when all gradients are complete, after the calls of
+        all parameters' hooks. The hook of the last parameter is usually the first to be called.
         """
         for handle in self._handles:
             handle.remove()

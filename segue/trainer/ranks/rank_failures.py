@@ -124,8 +124,8 @@ class RankFailures:
             raise cause from error
 
     def ended_elsewhere(self) -> SegueError | None:
-        """The error with which another rank has ended the attempt. None if there is no such error, or if the training
-        thread already knows the error.
+        """The error with which another rank has ended the attempt. The result is None without an error, or if the
+        training thread already knows the error.
 
         The watchdog's thread calls this method.
         """

@@ -206,8 +206,8 @@ def measured_noise(
 
     The flags are the same as the flags of `segue.continuity.noise.noise_of`. If the replays agree and differ only
     slightly from the witness, one more process replays with deterministic kernels only. Four replays do not show noise
-    that occurs once in hundreds of replays. But the process with deterministic kernels shows whether the usual kernels
-    are deterministic.
+    that occurs once in hundreds of replays. The process with deterministic kernels shows whether the usual kernels are
+    deterministic.
     """
     own = attempt if is_whole else None
     fresh, is_complete, unit = processes.replays(own=own, is_own_fresh=is_attempt_fresh)
@@ -316,6 +316,7 @@ class SecondOpinion:
 def may_ask(assignment: Assignment) -> bool:
     """Whether segue may ask fresh processes.
 
-    The result is False if rehearsals are off, or for a program. A program would also repeat all its other work.
+    The result is False if rehearsals are off, or for a program. In a fresh process, a program would also repeat all its
+    other work.
     """
     return assignment.spec.recipe is not None and assignment.spec.continuity.rehearsal != "off"

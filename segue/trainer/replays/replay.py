@@ -110,8 +110,8 @@ def replay(
     with_formats: bool = False,
     watched: Collection[int] | None = None,
 ) -> Replay:
-    """Restore a checkpoint into a newly built recipe, and make `steps` steps. If `copy` is given, the checkpoint is
-    first searched in this store.
+    """Restore a checkpoint into a newly built recipe, and make `steps` steps. If `copy` is given, segue first searches
+    this store for the checkpoint.
 
     If `with_formats` is True, one more step is made, to find the number formats of the recipe. If `watched` is given,
     the replay also does the work between the steps, and computes state marks and digests after the watched steps.

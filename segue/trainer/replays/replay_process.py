@@ -37,7 +37,8 @@ def begin_beside(parent_pid: int) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process immediately. Its answer is written, and a clean-up would take as long as several steps."""
+    """End this process immediately. The answer of the process is written, and a clean-up would take as long as several
+    steps."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

@@ -78,8 +78,8 @@ class Judged:
 
 
 def may_be_noise(verdict: Verdict) -> bool:
-    """Whether only replayed steps differ. If so, the cause may be noise: a second run of the same kernels or recipe may
-    give other numbers."""
+    """Whether only replayed steps differ. If only these steps differ, the cause may be noise: a second run of the same
+    kernels or recipe may give other numbers."""
     return verdict.kind is VerdictKind.BROKEN and all(each.channel in _SHOWN_BY_STEPS for each in verdict.findings)
 
 

@@ -201,7 +201,7 @@ class Resume:
             self.settle()
 
     def settle(self) -> None:
-        """Reach the verdict from the replayed steps so far, and write it to the run's log.
+        """Decide the verdict from the replayed steps so far, and write the verdict to the run's log.
 
         Raises:
             BrokenResumeError: the verdict is `broken`.

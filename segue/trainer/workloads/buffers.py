@@ -1,4 +1,4 @@
-"""Buffers that training registers, resizes or removes in the model's own code."""
+"""Buffers that the model's own code registers, resizes or removes during training."""
 
 from __future__ import annotations
 

@@ -306,7 +306,7 @@ class LiveRecipe:
         before_update: Callable[[], None] = lambda: None,
         with_norms: bool = True,
     ) -> tuple[StepRow, dict[str, float]]:
-        """Make one optimizer step. Return its row, which is equal on every rank, and the parts of the loss."""
+        """Make one optimizer step. Return the step's row, which is equal on every rank, and the parts of the loss."""
         begun = self._begin_step(group, prelude, before_update=before_update, with_norms=with_norms)
         return self._read_step(group, prelude, begun, self._ranks)
 

@@ -161,7 +161,7 @@ def parts_of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def of_recipe(recipe: Recipe, *, build: Callable[..., Any]) -> OutsideState:
-    """Find the state of a newly built recipe that is outside its components."""
+    """Find the state of a newly built recipe that no component contains."""
     home = str(build.__module__).partition(".")[0]
     metric_code = code_hashes([recipe.evaluate], home=home) if recipe.evaluate is not None else None
     scopes = (build.__code__,) if isinstance(build, FunctionType) else ()

@@ -120,8 +120,8 @@ def marked_parts(components: Mapping[str, Component]) -> dict[str, Any]:
     """Return the state trees whose marks are compared after a replay. A model's parameters and buffers are separate
     parts.
 
-    The result does not contain the position, because the batches show the position. It also leaves out components that
-    are never restored.
+    The result does not contain the position, because the batches show the position. The result also leaves out
+    components that are never restored.
     """
     found: dict[str, Any] = {}
     for name, component in components.items():

@@ -140,8 +140,8 @@ def _is_layer(name: str, module: nn.Module | None, modules: Mapping[str, nn.Modu
     """Whether training would differ without the module. Training would differ if the module has state, or if a torch
     container calls the module.
 
-    A module without state may also be a submodule of a user's module. The user's code then creates and calls this
-    submodule, and this code is the same after a resume.
+    A module without state may also be a submodule of a user's module. The user's code creates and calls this submodule,
+    and this code is the same after a resume.
     """
     parent = modules.get(name.rpartition(".")[0])
     has_state = module is not None and any(map(_has_state, module.modules()))

@@ -1,7 +1,7 @@
 """Inputs of a recipe's code other than its arguments: environment variables, files, and settings of libraries.
 
-Each checkpoint records these inputs. If only these inputs differ, the verdict does not change. But if a replay
-differs, a difference in these inputs is the likely cause.
+Each checkpoint records these inputs. If only these inputs differ, the verdict does not change. If a replay differs, a
+difference in these inputs is the likely cause.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def file_readers(paths: Iterable[str]) -> dict[str, Callable[[], Any]]:
 
 
 def machine() -> dict[str, Any]:
-    """Values that are equal in all processes on this machine. They show which recorded values depend on the machine."""
+    """Values that are equal in all processes on this machine. These values show which recorded values depend on the
+    machine."""
     return {
         "cpus": os.cpu_count() or 1,
         "usable_cpus": len(os.sched_getaffinity(0)),

@@ -15,7 +15,7 @@ from segue.user_objects.variables import is_registrable
 
 
 class LiveValue:
-    """A value that is restored in place. All objects that share the value or its parts then see the restored value."""
+    """A value that is restored in place. All objects that share the value or its parts see the restored value."""
 
     def __init__(self, value: Any, *, path: str) -> None:
         self._value, self._path = value, path

@@ -23,7 +23,7 @@ class ParameterOrder:
     """The optimizer's parameters in the order in which `clip_grad_norm_(model.parameters())` sums their norms.
 
     A different order changes the rounding. Parameters that no optimizer holds are left out. No optimizer clears the
-    gradients of these parameters. Such gradients grow from step to step, and are in no checkpoint. The model is
+    gradients of these parameters, so the gradients grow from step to step, and are in no checkpoint. The model is
     traversed only if the optimizer's parameters have changed, or after a call of `look_again`.
     """
 

@@ -155,8 +155,8 @@ def ended(
     """Do the work that follows the update, and begin to read the step's numbers.
 
     `shown` interprets the values of the numbers in `asked`. If `measured` is not None, compute the norm of the
-    parameters in `measured`. All numbers are read in one copy. But if `after_step` takes metrics, the numbers in
-    `asked` are read before `after_step` is called.
+    parameters in `measured`. All numbers are read in one copy. If `after_step` takes metrics, the numbers in `asked`
+    are read before `after_step` is called.
     """
     values = on_host(asked)
     if values is not None:
