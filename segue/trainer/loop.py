@@ -43,7 +43,7 @@ _OneStep = Generator[StepDue, StepMade | LateStep | None, bool]
 
 _NOTHING = Vote()
 _WAIT_SECONDS = 0.5
-"""Longest wait for a staging buffer, in seconds. After the wait, the ranks vote again, because a notice may have come."""
+"""Longest wait for a staging buffer, in seconds. The ranks then vote again, because a notice may have come."""
 
 
 class TrainingLoop:
@@ -317,8 +317,8 @@ class TrainingLoop:
             self._saving.refuse_risk()  # Waits for an unreachable store, until this limit or a notice ends the wait.
 
     def _add_witness(self, saved: int) -> _SomeSteps:
-        """Make steps after the last commit as the witness of this commit. A resume replays the witness steps. The state
-        after them is not kept."""
+        """After the last commit, make steps whose rows are the witness of this commit. A resume replays the witness
+        steps. The state after them is not kept."""
         try:
             # An evaluation may take longer than the time left, so the rows end at the first step that needs an
             # evaluation.

@@ -231,7 +231,7 @@ class Saving:
     def commit_captured(self, limit_seconds: float) -> None:
         """Commit the captured state without its metric, and wait for the commit for at most `limit_seconds`.
 
-        Another thread calls this method after the training thread is blocked.
+        If the training thread is blocked, another thread calls this method.
         """
         held, self._held = self._held, None
         if held is not None:

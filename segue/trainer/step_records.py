@@ -83,7 +83,7 @@ class StepRecords:
         """Read the numbers of an earlier step after a later step raised `error`. The earlier step may have caused the
         error.
 
-        If there are several ranks, `is_alone` is False. Each rank then reads only its own numbers, because the ranks no
+        If there are several ranks, `is_alone` is False. Each rank reads only its own numbers, because the ranks no
         longer exchange numbers.
 
         Raises:

@@ -85,8 +85,8 @@ class Survivors:
             self._hook = register_optimizer_step_pre_hook(lambda *_: self._forget())
 
     def publish(self) -> tuple[str, ...]:
-        """Publish this rank's random streams, if they have changed. Return the hash of these streams for the vote;
-        empty if this rank does not take part."""
+        """Publish this rank's random streams, if they have changed. Return the hash of the streams for the vote; empty
+        if this rank does not take part."""
         if self._start is None or self._notes is None or self._gives_up:
             return ()
         began_at = self._context.clock.monotonic()

@@ -96,7 +96,7 @@ def begin() -> None:
 def finish(device: torch.device, machine: Machine) -> MachineCheck:
     """Return the result of the check.
 
-    The call waits for the product. For the disk and the driver, it waits at most until three seconds after the
+    The call waits for the product. For the disk and the driver, the call waits at most until three seconds after the
     beginning of the check.
     """
     begin()
@@ -164,8 +164,8 @@ def _disk() -> _Part:
 
 
 def _judged(errors: str, width: str, most: str) -> _Part:
-    """Judge the driver's numbers of one accelerator. If the driver has no number for a property, it returns a text
-    instead."""
+    """Judge the driver's numbers of one accelerator. If the driver has no number for a property, the driver returns a
+    text instead."""
     result = f"{errors} uncorrected ECC errors since the driver was loaded, {width} of {most} PCIe lanes; {_NO_XID}"
     return _Part(result, is_problem=errors.isdigit() and int(errors) > 0)
 

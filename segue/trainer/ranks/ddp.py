@@ -155,8 +155,7 @@ def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 def stored_values(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Replace each sparse tensor by its stored values, because torch cannot compute the norm of sparse tensors.
 
-    A sparse gradient may store the same row several times. The entries of the same row are summed before they are
-    squared.
+    A sparse gradient may store the same row several times. The entries of one row are summed before they are squared.
     """
     if {torch.strided}.issuperset(map(_layout_of, tensors)):
         return tensors

@@ -65,7 +65,7 @@ class OwnTime:
 
     def take(self) -> tuple[float, ...]:
         """Return the own time, in seconds, of the oldest step whose own time was not returned yet. The result is empty
-        if there is no such step, or if an accelerator still computes the step."""
+        if all own times were returned, or if an accelerator still computes the step."""
         if not self._steps or not self._steps[0]:
             return ()
         last = self._steps[0][-1][1]

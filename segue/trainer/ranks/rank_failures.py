@@ -1,7 +1,7 @@
 """Failures of ranks. The module finds out which rank raised an error, which rank hangs, and which rank has ended.
 
-If a rank raises an error, it publishes its ending. The other ranks only see a collective that is broken or takes too
-long. Before the other ranks raise an error, they read the published endings and check which processes are alive, so
+If a rank raises an error, the rank publishes its ending. The other ranks only see a collective that is broken or takes
+too long. Before the other ranks raise an error, they read the published endings and check which processes are alive, so
 that every rank reports the same cause.
 """
 

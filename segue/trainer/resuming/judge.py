@@ -63,7 +63,7 @@ class Replaying:
         return prelude_findings(expected, prelude, environment_changes=changes, is_first=not self.rows)
 
     def noting_other_hands(self) -> Replaying:
-        """Return a copy of the phase that names the changes by other code as the cause."""
+        """Return a copy of the phase, with the changes by other code as the cause."""
         return replace(self, comparison=self.comparison.noting(self.other_hands), other_hands=())
 
     def verdict(self, noise: Noise) -> Verdict:

@@ -287,7 +287,8 @@ class LiveRecipe:
         return frozenset(batch_fingerprint(order.batch(start)) for start in starts)
 
     def prelude(self, group: Group, *, with_fingerprints: bool = True) -> Prelude:
-        """Return the inputs of the next step. If `with_fingerprints` is True, include their fingerprints."""
+        """Return the inputs of the next step. If `with_fingerprints` is True, include the fingerprints of these
+        inputs."""
         step = self.progress.step + 1
         if not with_fingerprints:
             return Prelude(step, "", "", None)

@@ -42,7 +42,7 @@ class MetricSchedulers:
         return self._is_owed
 
     def step_made(self, *, is_evaluation_due: bool) -> None:
-        """Record a step. `is_evaluation_due` tells if an evaluation follows the step."""
+        """Record a step. `is_evaluation_due` states whether an evaluation follows the step."""
         self._is_owed = is_evaluation_due and bool(self._schedulers)
 
     def step(self, metric: float) -> None:
