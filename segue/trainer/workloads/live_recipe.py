@@ -287,8 +287,7 @@ class LiveRecipe:
         return frozenset(batch_fingerprint(order.batch(start)) for start in starts)
 
     def prelude(self, group: Group, *, with_fingerprints: bool = True) -> Prelude:
-        """Return the inputs of the next step. If `with_fingerprints` is True, include the fingerprints of these
-        inputs."""
+        """Return the inputs of the next step, with their fingerprints if `with_fingerprints` is True."""
         step = self.progress.step + 1
         if not with_fingerprints:
             return Prelude(step, "", "", None)
