@@ -123,7 +123,7 @@ class LiveRecipe:
         return self
 
     def spread(self) -> None:
-        """Distribute the restored model over the ranks. The restore decides which parameters are trained.
+        """Distribute the model over the ranks. The restore must come first: it decides which parameters are trained.
 
         Raises:
             RecipeError: the recipe itself has distributed the model in an unsupported way.
