@@ -50,7 +50,7 @@ def interval_of(runlog: RunLog, history: History, *, start: Checkpoint | None, s
     """Return `steps` steps after the checkpoint `start`.
 
     If `start` is None, the steps begin at the second-newest usable checkpoint. If `steps` is None, the steps end at the
-    next usable checkpoint, or with the witness of the newest checkpoint.
+    next usable checkpoint. Without a next checkpoint, the steps end with the last witness row of the newest checkpoint.
 
     Raises:
         AuditImpossibleError: no step after the checkpoint is recorded.
@@ -99,8 +99,8 @@ def _steps(span: tuple[int, int]) -> range:
 def _rows_after(checkpoint: Checkpoint, history: History, owners: Mapping[int, str]) -> tuple[WitnessRow, ...]:
     """Return the witness rows of the attempt whose steps after the checkpoint belong to the run.
 
-    If another attempt committed the checkpoint, the checkpoint's own witness rows belong to lost steps, which the run
-    made again.
+    If another attempt committed the checkpoint, the witness rows of the checkpoint itself belong to lost steps. The run
+    made these steps again.
     """
     owner = owners.get(checkpoint.manifest.step + 1)
     if owner == checkpoint.ref.attempt_id:

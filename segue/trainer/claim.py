@@ -5,8 +5,8 @@ The rules of fencing, including the ways in which a read may be wrong:
 1. *Who may write.* The epoch of a claim is higher than every epoch that its writer has read. For each record that the
    writer could not read, the writer raises the epoch by one more, because each of these records may be a claim. Claims
    are records of the log, so all readers see them in the same order. A writer has read all records before its own:
-   `RunLog.append` writes to the slot after the last record, and fails if another writer has taken that slot. So if a
-   writer appends a record before it is fenced, this record comes before the newer claim in the log.
+   `RunLog.append` writes to the slot after the last record, and fails if another writer has taken that slot. If a
+   writer appends a record before the writer is fenced, the record therefore comes before the newer claim in the log.
 2. *While a record cannot be read.* An unreadable record after an attempt's own claim may be a newer claim. The attempt
    reads the unreadable record again, without caches and over new connections. If the record stays unreadable, the
    attempt stops (`UnreadRecordError`): it no longer commits, prunes, quarantines, seals or reports. The claim of the
@@ -14,9 +14,9 @@ The rules of fencing, including the ways in which a read may be wrong:
    the unreadable record. An unreadable record *before* an attempt's own claim cannot fence the attempt. An attempt that
    meets an unreadable record first tries every method of reading the record. If all methods fail, the attempt writes a
    quarantine record that names the unreadable record. Until the quarantine record exists, no process deletes anything.
-3. *What readers believe.* If a record has a lower epoch than an earlier record, every reader ignores it. This rule
-   holds for commits, prunes, quarantines, seals, verdicts and reports (`Folding.add`). No correct writer appends a
-   record with a lower epoch.
+3. *What readers believe.* If a record has a lower epoch than an earlier record, every reader ignores the record with
+   the lower epoch. Rule 3 holds for commits, prunes, quarantines, seals, verdicts and reports (`Folding.add`). No
+   correct writer appends a record with a lower epoch.
 4. *Deleting.* Before an attempt deletes objects, it appends a record that names the objects. Rule 2 applies to the
    record that names the objects. To delete objects that no record names, two conditions must hold: fenced attempts of
    this log wrote the objects, and every record can be read.
@@ -27,8 +27,8 @@ The rules of fencing, including the ways in which a read may be wrong:
    (`LogReplacedError`). Readers ignore a record of another log, although the record occupies a slot. Readers refuse a
    log without its first records (`LogCutError`).
 6. *A wrong read costs time, never a checkpoint.* If an object fails its verification, segue reads the object again in
-   other ways before it acts on the object. This rule holds for records, shards, prepared commits, and keys that a
-   listing shows or hides.
+   other ways before it acts on the object. Rule 6 holds for records, shards, prepared commits, and for the keys that
+   a listing shows or leaves out.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def audit_steps(
 
 
 def _assignment(runlog: RunLog, history: History, interval: AuditedInterval, store: StoreSpec) -> Assignment:
-    """Return the assignment of the attempt that trained the last step, with `store` in place of its store.
+    """Return the assignment of the attempt that trained the last step, but with the store `store`.
 
     Raises:
         AuditImpossibleError: no process can replay the steps of this run.

@@ -1,7 +1,7 @@
 """The training loop. The loop decides when a step is due, and does other work between the steps.
 
 The safe point is the top of an iteration. The loop reads notices, saves, and stops only at a safe point. Other code
-makes the steps: the loop is a generator that yields the next step and receives the outcome of the step.
+makes the steps. The loop is a generator: it yields the next step, and receives the outcome of this step.
 """
 
 from __future__ import annotations
@@ -317,8 +317,8 @@ class TrainingLoop:
             self._saving.refuse_risk()  # Waits for an unreachable store, until this limit or a notice ends the wait.
 
     def _add_witness(self, saved: int) -> _SomeSteps:
-        """Make steps after the last commit as the witness of this commit. A resume replays the witness steps. The state
-        after them is not kept."""
+        """After the last commit, make steps whose rows are the witness of this commit. A resume replays the witness
+        steps. The state after them is not kept."""
         try:
             # An evaluation may take longer than the time left, so the rows end at the first step that needs an
             # evaluation.

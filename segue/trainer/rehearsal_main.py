@@ -172,7 +172,8 @@ def _judged(
 
 
 def _newest_sealed(runlog: RunLog, clock: Clock) -> Checkpoint:
-    """Wait for a checkpoint with a witness, and return the newest one. This process ends when the trainer ends."""
+    """Wait for a checkpoint with a witness, and return the newest checkpoint that has a witness. This process ends when
+    the trainer ends."""
     while True:
         usable = patiently(lambda: read_history(runlog), what="log").usable
         found = next((checkpoint for checkpoint in reversed(usable) if checkpoint.rows), None)

@@ -1,4 +1,4 @@
-"""Reporting. An attempt writes heartbeats while it runs, and a report of its return value or exception at its end."""
+"""While an attempt runs, it writes heartbeats. When it ends, the attempt reports its return value or exception."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class CapturedWork(Captured):
         self._call_hook()
 
     def release(self) -> None:
-        """Let the pending save be committed without its metric. The call returns immediately."""
+        """Let the writer commit the pending save without its metric. The call returns immediately."""
         self._saving.release_metric()
 
     def report_ended(self, reason: StopReason, failure: CodeFailure | None, note: str | None) -> None:

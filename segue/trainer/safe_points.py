@@ -170,7 +170,7 @@ class NoticeResponse:
 
 _LEAST_QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.02, 0.2
 _QUIET_SHARE = 0.02
-"""Pause between full votes, as a share of the time until the next save or stop that depends on the clock."""
+"""Pause between two full votes, as a share of the time until the next save or stop that the clock triggers."""
 
 
 class SafePoints:
@@ -192,12 +192,12 @@ class SafePoints:
         self._board, self._clock, self._is_alone = context.board, context.clock, context.ranks.count == 1
         self._has_waited_for_state = False
         self._full_at_seconds = self._full_at_step = 0.0
-        """The time and the step of the next full vote. The vote comes at the time or at the step, whichever is
-        first."""
+        """The time and the step of the next full vote. A full vote is due when the time or the step is reached,
+        whichever comes first."""
 
     def vote(self) -> Vote:
-        """Decide the action of all ranks. While `is_quiet` is true, the caller may skip this method. If one rank had a
-        notice, the board of every rank has the notice after the call.
+        """Decide the action of all ranks. While `is_quiet` is true, the caller may skip this method. If any rank had a
+        notice, the board of every rank contains this notice after the call.
 
         Raises:
             FencedError, StoreWriteError: the writer has failed with this error since the last vote.

@@ -58,7 +58,7 @@ class SaveSchedule:
         return math.inf if seconds is None else self._saved_at + seconds - self._clock.monotonic()
 
     def request(self, step: int) -> None:
-        """If no save of this step was submitted, make a save due now."""
+        """Let a save become due now, unless a save of this step was already submitted."""
         self._is_owed = self._is_owed or step != self.saved_step
 
     def delay(self) -> None:
@@ -147,7 +147,7 @@ class SavesInFlight:
         self._submitted.pop(max(self._submitted, default=0), None)
 
     def step_done(self, seconds: float, *, is_beside_save: bool) -> None:
-        """Record the duration of a step. `is_beside_save` tells if a save was being written during the step."""
+        """Record the duration of a step. `is_beside_save` states whether a save was being written during the step."""
         self._meter.step_done(seconds, writer_busy=is_beside_save)
 
     @property
@@ -177,9 +177,8 @@ class SavesInFlight:
         """Raise WorkAtRiskError if more work is uncommitted than allowed, and further waiting is unlikely to help.
 
         If the store has refused the save so far, waiting ends after half the allowed time, because the interval before
-        the save may have used the other half. If the store has not answered, the save may be large or the network may
-        be slow. Waiting then ends after twice the allowed time or four times the duration of a save, whichever is
-        longer.
+        the save may have used the other half. If the store has not answered, waiting ends after twice the allowed time
+        or four times the duration of a save, whichever is longer: the save may be large, or the network may be slow.
         """
         now, allowed = self._clock.monotonic(), self._allowed_seconds
         if not self._submitted or now - self._safe_at <= allowed:

@@ -33,8 +33,8 @@ from segue.trainer.workloads.state import capture
 log = logging.getLogger(__name__)
 
 _SHORT_EVALUATION_SECONDS = 1.0
-"""Longest evaluation, in seconds, before which the state is not copied. The reaction to a notice waits for the end of
-such a short evaluation."""
+"""Longest evaluation, in seconds, that begins without a copy of the state. If an evaluation is this short, the reaction
+to a notice waits until the evaluation ends."""
 
 
 class Saving:
@@ -109,7 +109,7 @@ class Saving:
         return self._staging.is_free
 
     def is_due(self, step: int | None = None) -> bool:
-        """Whether a save is due now or, if `step` is given, after this number of steps.
+        """Whether a save is due now. If `step` is given, the result is for the moment after this number of steps.
 
         Raises:
             WorkAtRiskError: no commit succeeded for longer than allowed.
@@ -126,7 +126,7 @@ class Saving:
         return every is not None and self._live.epoch // every > self._saved_epoch // every
 
     def request(self) -> None:
-        """If no save of this step was submitted, make a save due now."""
+        """Let a save become due now, unless a save of this step was already submitted."""
         self.schedule.request(self._progress.step)
 
     def save(self, *, evaluate: bool, is_last: bool = False) -> None:
@@ -149,7 +149,7 @@ class Saving:
             self._evaluate()
 
     def survived(self, records: StepRecords) -> AbstractContextManager[None]:
-        """A `with` block. If another rank is lost in the block, the leader then commits alone."""
+        """A `with` block. If another rank is lost during the block, the leader commits alone."""
         return self.survivors.committing(self._commit_alone, records)
 
     def _commit_alone(self, streams: Mapping[str, Encoded], lost_ranks: tuple[int, ...], limit_seconds: float) -> None:
@@ -231,7 +231,7 @@ class Saving:
     def commit_captured(self, limit_seconds: float) -> None:
         """Commit the captured state without its metric, and wait for the commit for at most `limit_seconds`.
 
-        Another thread calls this method after the training thread is blocked.
+        If the training thread is blocked, another thread calls this method.
         """
         held, self._held = self._held, None
         if held is not None:
@@ -241,7 +241,7 @@ class Saving:
         self._writer.wait(max(limit_seconds, 0.0))
 
     def release_metric(self) -> None:
-        """Let the newest save be committed without its unfinished metric. Another thread calls this method."""
+        """Let the writer commit the newest save without its unfinished metric. Another thread calls this method."""
         self._metric.give_up()
 
     def wait_for_staging_buffer(self, timeout_seconds: float) -> bool:
@@ -282,7 +282,7 @@ class Saving:
 
 @contextmanager
 def evaluating(saving: Saving, records: StepRecords, activity: Activity, *, may_hold: bool) -> Iterator[None]:
-    """A `with` block for the user's metric after an unsaved step. If a notice comes in the block, the step is
+    """A `with` block for the user's metric after an unsaved step. If a notice comes during the block, the step is
     committed.
 
     Raises:
@@ -328,7 +328,7 @@ class LookAhead:
         self._found = _Found(self._live.progress.step, untracked, trees.get(UNTRACKED), encoded)
 
     def take(self) -> tuple[dict[str, Any], tuple[Finding, ...]]:
-        """Return the whole state of this step, and findings about state outside every component."""
+        """Return the whole state of this step, and findings about state that is in no component."""
         if self._found is None or self._found.step != self._live.progress.step:
             self.look()
         assert self._found is not None
@@ -344,5 +344,5 @@ class LookAhead:
         return trees, found.untracked
 
     def _is_of_steps(self, name: str) -> bool:
-        """Whether only steps change the component. Reading a step's numbers does not change such a component."""
+        """Whether only steps change the component. The component does not change when a step's numbers are read."""
         return isinstance(self._components[name], (ModelState, OptimizerState))

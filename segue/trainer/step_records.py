@@ -1,4 +1,4 @@
-"""The numbers of each step, which this module handles when they arrive. Numbers from an accelerator arrive one step
+"""The module handles the numbers of each step as soon as they arrive. Numbers from an accelerator arrive one step
 later."""
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class StepRecords:
         self._unread = _Unread(late, samples_before, self._progress.samples_seen, seconds, ended_at)
 
     def read(self) -> None:
-        """Read the numbers of the kept step, if there is one.
+        """If the numbers of a step are still unread, read these numbers.
 
         Raises:
             PoisonedStepError: the step is an anomaly; the position is set back to before the step.
@@ -80,13 +80,14 @@ class StepRecords:
         self.count(made, samples_seen=samples_seen, seconds=seconds, ended_at=ended_at)
 
     def read_before(self, error: BaseException, *, is_alone: bool) -> None:
-        """Read the numbers of the kept step after a later step raised `error`. The kept step may have caused the error.
+        """Read the numbers of an earlier step after a later step raised `error`. The earlier step may have caused the
+        error.
 
-        If there are several ranks, `is_alone` is False. Each rank then reads only its own numbers, because the ranks no
+        If there are several ranks, `is_alone` is False. Each rank reads only its own numbers, because the ranks no
         longer exchange numbers.
 
         Raises:
-            PoisonedStepError: the kept step is an anomaly, which explains `error`.
+            PoisonedStepError: the earlier step is an anomaly, which explains `error`.
         """
         if self._unread is None:
             return
@@ -185,8 +186,8 @@ class StepBacklog:
     """The counted steps whose rows and durations are not recorded yet.
 
     After each step, the processor's caches hold the data of the training, so the code and data of the records must be
-    loaded from memory. A record made alone takes ten times as long as each record in a row of several records. `settle`
-    must be called before the records are used.
+    loaded from memory. If a record is made alone, it takes ten times as long as each of several records that are made
+    together. `settle` must be called before the records are used.
     """
 
     def __init__(self, records: StepRecords, *, pace: Pace, saves: SavesInFlight, writer: Writer, clock: Clock) -> None:

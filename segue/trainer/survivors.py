@@ -1,7 +1,7 @@
 """The commit that the leader makes alone after another rank was lost in the middle of a step.
 
-If no optimizer has begun its step since the last safe point, the parameters and the optimizer state are unchanged. The
-forward pass has changed all other state, so the leader copies the other state at each safe point. The leader has no
+If no optimizer has begun its step since the last safe point, the parameters and the optimizer state are unchanged. All
+other state may have changed in the forward pass, so the leader copies this state at each safe point. The leader has no
 random streams of other ranks, so each rank publishes its streams before the vote at a safe point.
 """
 
@@ -76,7 +76,7 @@ class Survivors:
         self._published, self._slot, self._gives_up = "", 0, False
         self._publish_seconds = 0.0
         self._measured: list[tuple[float, float]] = []
-        """Begin and duration of the copies of the first safe points, in seconds."""
+        """Begin and duration, in seconds, of the copies at each of the first safe points."""
         if self._notes is None or not isinstance(live, LiveRecipe) or context.device.type != "cpu":
             return
         model = live.recipe.model
@@ -85,8 +85,8 @@ class Survivors:
             self._hook = register_optimizer_step_pre_hook(lambda *_: self._forget())
 
     def publish(self) -> tuple[str, ...]:
-        """Publish this rank's random streams, if they have changed. Return their hash for the vote; empty if this rank
-        does not take part."""
+        """Publish this rank's random streams, if they have changed. Return the hash of the streams for the vote; empty
+        if this rank does not take part."""
         if self._start is None or self._notes is None or self._gives_up:
             return ()
         began_at = self._context.clock.monotonic()
@@ -128,7 +128,8 @@ class Survivors:
 
     @contextmanager
     def committing(self, commit: Commit, records: StepRecords) -> Iterator[None]:
-        """A `with` block. If the loss of another rank ends the block in the middle of a step, `commit` is called next.
+        """A `with` block. If the block ends in the middle of a step because another rank was lost, `commit` is called
+        next.
 
         If the commit fails, segue logs the error, and the attempt ends without this commit.
         """
@@ -187,8 +188,8 @@ class Survivors:
 
 
 def is_too_dear(measured: Sequence[tuple[float, float]]) -> bool:
-    """Whether copies take too large a share of a step. `measured` has the begin and the duration of the copies of each
-    safe point, in seconds. The function is pure."""
+    """Whether copies take too large a share of a step. `measured` contains, for each safe point, the begin and the
+    duration of the copies, in seconds. The function is pure."""
     begins = [began_at for began_at, _ in measured]
     steps = [after - before for before, after in pairwise(begins)]
     return min(seconds for _, seconds in measured) > _MOST_SHARE * median(steps)
@@ -222,7 +223,7 @@ class StepStart:
         self._flags = [*((module, "training") for module in modules), *parameters]
 
     def keep(self, *, copies: bool = True) -> None:
-        """Copy the state of this safe point. If `copies` is false, only read the state that the user's objects give."""
+        """Copy the state of this safe point. If `copies` is False, only read the state of the user's objects."""
         trees = {name: each.capture() for name, each in self._others.items()}
         if not copies:
             return
@@ -287,7 +288,7 @@ def _as_text(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, str]]:
 
 
 def _encoded_in(text: str) -> dict[str, Encoded]:
-    """Return the random streams in the result of `_text_of`."""
+    """Decode the random streams in `text`, which is a result of `_text_of`."""
     return {name: Encoded(skeleton, _tensors_in(tensors)) for name, (skeleton, tensors) in json.loads(text).items()}
 
 

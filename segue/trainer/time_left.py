@@ -56,7 +56,8 @@ class Pace:
 
     @property
     def leaves_machine(self) -> bool:
-        """Whether this machine or the machine of a rank is slow, and the attempt leaves it at the next planned end."""
+        """Whether the attempt leaves its machine at the next planned end, because this machine or the machine of a rank
+        is slow."""
         is_slow = self._is_alone and self.times.slowness is not None
         return self._may_leave and (is_slow or bool(self.rank_times.slow))
 
@@ -171,8 +172,8 @@ class TimeAtEnd:
         return self._context.ranks.leader_decides(has_time and not self._progress.is_finished(self._context.spec.steps))
 
     def may_wait(self) -> bool:
-        """Whether the end of the attempt may wait for a rehearsal. The end may not wait after a notice or beyond the
-        bound."""
+        """Whether the end of the attempt may wait for a rehearsal. After a notice or beyond the bound, no wait is
+        allowed."""
         left = self._time_left.bound_seconds_left
         self._context.activity.goes_on()
         return self._context.board.first_kind is None and (left is None or left > REPORT_SECONDS)

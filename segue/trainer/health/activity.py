@@ -41,8 +41,8 @@ class StepTime:
         self._last_at = at
 
     def pause(self, *, until: float | None = None) -> None:
-        """Exclude the time until `until`, because it is not part of a step. If `until` is None, exclude the time until
-        the end of the next step."""
+        """Do not count the time until `until` as part of a step. If `until` is None, do not count the time until the
+        end of the next step."""
         self._last_at = until if self._last_at is not None else None
 
     @property
@@ -59,7 +59,7 @@ class Activity:
     """
 
     def __init__(self, clock: Clock, *, begun_at: float | None = None) -> None:
-        """`begun_at` is the begin of the first phase on the monotonic clock; None: now."""
+        """`begun_at` is the time on the monotonic clock at which the first phase began. None means now."""
         self._clock = clock
         began = clock.monotonic() if begun_at is None else begun_at
         self._now_in: tuple[Phase, float, dict[Phase, float]] = ("build", began, {})
@@ -177,7 +177,7 @@ class Activity:
         return self._steps.usual_seconds
 
     def limit_seconds(self, spec: RunSpec, *, ranks: int) -> float:
-        """Seconds without a new mark after which the trainer counts as hung."""
+        """Seconds without any progress after which the trainer counts as hung."""
         live = spec.liveness
         # If a rank waits for another rank, it ends by itself, and its report names the other rank.
         least = max(live.hang_seconds, live.rank_seconds + live.hang_seconds if ranks > 1 else 0.0)
@@ -195,7 +195,7 @@ class Activity:
         return first if usual is None else max(live.hang_factor * usual, least)
 
     def rank_limit_seconds(self, spec: RunSpec) -> float:
-        """Seconds without a new mark after which the trainer counts as hung. This limit applies if this rank may be
+        """Seconds without any progress after which the trainer counts as hung. This limit applies if this rank may be
         waiting for another rank."""
         # The longer limit gives the other ranks time to name the hung rank, before this rank itself counts as hung.
         return self.limit_seconds(spec, ranks=2) - spec.liveness.hang_seconds / 2

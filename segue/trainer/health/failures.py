@@ -41,9 +41,9 @@ _OUT_OF_MEMORY_MESSAGE = re.compile(
 )
 """Messages of errors that have no separate exception type."""
 _DEVICE_ERRORS = frozenset({46, 100, 101, 214, 220, 802, 999})
-"""CUDA error codes of a failed device. The device is unavailable, absent or invalid, or memory or a link has an
-uncorrectable error. Other codes mean that the system is not ready, or that the driver does not know the error (the
-device may have fallen off the bus). Source: cudaError in the CUDA Runtime API."""
+"""CUDA error codes of a failed device. Some codes mean that the device is unavailable, absent or invalid. Some codes
+mean an uncorrectable error in memory or in a link. Other codes mean that the system is not ready, or that the driver
+does not know the error (the device may have fallen off the bus). Source: cudaError in the CUDA Runtime API."""
 _DEVICE_MESSAGE = re.compile(
     r"CUDA error: (uncorrectable (ECC|NVLink) error|no CUDA-capable device|invalid device ordinal|unknown error"
     r"|CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized)"
@@ -100,7 +100,7 @@ def is_of_device(error: BaseException) -> bool:
 def failure_of(error: BaseException) -> CodeFailure:
     """Make the failure that a person sees: the traceback of the recipe's code, or the message of a segue error.
 
-    The failure hides secrets from the environment, because segue stores the failure.
+    In the traceback and the message, secrets from the environment are hidden, because segue stores the failure.
     """
     if isinstance(error, RankFailedError):
         name = f"{error.type_name} on rank {error.rank}"
@@ -117,7 +117,7 @@ def failure_of(error: BaseException) -> CodeFailure:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a retry may help. A retry may help if input or output, a network, or a worker process failed.
+    """Whether a retry may help. A retry may help if an I/O operation, a network connection or a worker process failed.
 
     A wrong path or a missing permission is not transient. Errors of other libraries are transient if the names of their
     types contain a word for a connection, a time-out or an unavailable service.

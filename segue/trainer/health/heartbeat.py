@@ -19,8 +19,8 @@ Describe = Callable[[int], Heartbeat]
 
 
 class HeartbeatThread:
-    """A separate thread that writes a heartbeat every `interval_seconds`. The thread is separate so that a long step
-    does not look like a loss."""
+    """A separate thread that writes a heartbeat every `interval_seconds`. The thread is separate, so that a long step
+    does not look like a lost attempt."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The watchdog: ends a trainer that hangs, or that continues after the grace period of a notice.
 
 The watchdog is a thread of the trainer itself, so the watchdog also works after the segment has ended. If no thread of
-a trainer can run, the heartbeat of the trainer stops. The run then declares the attempt lost, and the segment kills the
+a trainer can run, the heartbeat of the trainer stops. The run declares the attempt lost, and the segment kills the
 trainer.
 """
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 _OVERDUE_SECONDS = 5.0
-"""Number of seconds after the grace period of a notice at which a trainer that is still alive ends itself."""
+"""A trainer ends itself if it is still alive this many seconds after the grace period of a notice."""
 _MOST_GRACE_SECONDS = 30.0
 """For this many seconds after a notice, the watchdog does nothing, even if the notice's deadline seems to have
 passed."""
@@ -42,23 +42,23 @@ _REPORT_SECONDS = 15.0
 _TOO_LONG = "the notice came during {}, which did not end in time"
 _AFTER_LOOP = "the code after the program's loop"
 _NOTICE_SECONDS = 5.0
-"""Seconds that the training thread has to notice the end of another rank, before the collectives of this rank are
-aborted."""
+"""Time, in seconds, for the training thread to notice the end of another rank. After this time, the collectives of this
+rank are aborted."""
 _LOST_SECONDS = 10.0
-"""Seconds that the training thread has to notice the loss of a rank, before this process ends itself."""
+"""Time, in seconds, for the training thread to notice the loss of a rank. After this time, this process ends itself."""
 _BEHIND_LEADER_SECONDS = 60.0
 """Seconds by which the other ranks end themselves later than the leader, because the leader writes the report first."""
 
 _ANSWER_SECONDS, _ANSWER_SHARE = 1.0, 0.25
-"""Time for the training thread to act on a notice if none of its work would be lost. The first number is in seconds,
-the second is a share of the grace period. The watchdog uses the shorter time."""
+"""Time that the training thread gets to act on a notice, if the end of the attempt would lose no work. The first number
+is in seconds, the second is a share of the grace period. The watchdog uses the shorter time."""
 
 Report = Callable[[StopReason, CodeFailure | None, str | None], object]
 """A function that writes the attempt's report."""
 
 
 class Captured:
-    """State of the attempt that was captured, so that another thread can commit it while the training thread is busy.
+    """A captured state of the attempt, which another thread can commit while the training thread is busy.
     Before the first step, nothing is captured."""
 
     @property
@@ -70,7 +70,7 @@ class Captured:
         """Let the writer commit the captured state, and wait for the commit for at most `limit_seconds`."""
 
     def release(self) -> None:
-        """Let the pending save be committed without its metric. The call returns immediately."""
+        """Let the writer commit the pending save without its metric. The call returns immediately."""
 
 
 class Peers(Protocol):
@@ -96,8 +96,8 @@ class Group(Protocol):
         """
 
     def ended_elsewhere(self) -> SegueError | None:
-        """The error with which another rank has ended the attempt; None if there is no such error, or if the training
-        thread has noticed it."""
+        """The error with which another rank has ended the attempt. The result is None without an error, or if the
+        training thread already knows the error."""
 
     def take_over(self) -> bool | None:
         """Take over the end of the attempt. Return whether this rank must report, or None if the training thread ends
@@ -198,8 +198,8 @@ class Watchdog:
         self._end_in_place(self._reason_of_notice(), seen, patience_seconds=patience - reserve, note=note)
 
     def _end_in_last_step(self, seen: Mark, stood_seconds: float) -> None:
-        """End the attempt with the stop reason that it already has. A step after the last save hangs, but the attempt
-        does not need this step.
+        """End the attempt with the stop reason that the attempt already has, because a step after the last save hangs.
+        The attempt does not need this step.
 
         If the training thread has made progress, the call has no effect.
         """
@@ -221,8 +221,8 @@ class Watchdog:
         """Stop waiting for a rank that has ended. Return the number of seconds since this process noticed the end of
         the rank.
 
-        Usually the training thread itself notices that a rank has ended. The training thread cannot notice the end
-        while it waits for an accelerator that waits for the ended rank.
+        Usually the training thread itself notices that a rank has ended. If the training thread waits for an
+        accelerator, and this accelerator waits for the ended rank, the thread cannot notice the end.
         """
         ended = self._group.ended_elsewhere()
         if ended is None:
@@ -294,11 +294,12 @@ class Watchdog:
 
 
 def moment_to_answer(kind: Kind, *, is_all_captured: bool) -> Literal["at once", "at the end", "never"]:
-    """Return when to act on a notice if the training thread has not reached a safe point. The function is pure.
+    """Return when the watchdog acts on a notice, if the training thread has not reached a safe point. The function is
+    pure.
 
     While the training thread makes steps, it reaches a safe point soon, and can then commit more state. While the
-    training thread ends the attempt, the thread itself watches the time. The code after a program's loop may use all
-    the remaining time.
+    training thread ends the attempt, that thread itself watches the remaining time. The code after a program's loop may
+    use all the remaining time.
     """
     match kind:
         case "ending":

@@ -79,8 +79,8 @@ def refuse_lost_accelerator(spec: RunSpec, history: History, *, device: torch.de
     """Raise an error if the run has trained on an accelerator, this machine has no accelerator, and the spec names no
     device.
 
-    A machine with a failed driver looks like a machine without an accelerator. Training on the CPU of such a machine
-    would take many times as long, and no resume could be compared.
+    A machine with a failed driver looks like a machine without an accelerator. On the CPU, training would take many
+    times as long, and no resume could be compared.
 
     Raises:
         AcceleratorGoneError: the run has to continue on another machine.
@@ -193,7 +193,7 @@ def compile_cache_id(device: torch.device) -> str:
     """Return the id of the cache folder of torch.compile; empty if torch.compile times no kernels. Segue assigns the id
     at the first use of the folder.
 
-    A folder that cannot be written stores no choice of kernels, so the folder gets a new id in each process.
+    If the folder cannot be written, it stores no choice of kernels, and therefore gets a new id in each process.
     """
     if "torch._inductor.compile_fx" not in sys.modules:  # Nothing was passed to torch.compile.
         return ""

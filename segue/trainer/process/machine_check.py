@@ -1,8 +1,8 @@
 """The check of this machine before an attempt claims the run: memory, a matrix product with a known result, disk, and
 the health of the accelerators.
 
-A thread writes to the disk and asks the driver while the process imports torch. The check does not write to the store,
-because the claim is the first write to the store. This module is fast to import.
+A thread writes to the disk and queries the driver while the process imports torch. The check does not write to the
+store, because the claim is the first write to the store. This module is fast to import.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import torch
 
 LIMIT_SECONDS = 3.0
-"""Longest time of the parts that need no torch, in seconds. If a part gives no answer in this time, the machine still
-passes that part."""
+"""Longest time, in seconds, of those parts of the check that do not need torch. If a part gives no answer in this time,
+the machine still passes that part."""
 _DISK_BYTES, _LEAST_MEMORY_BYTES = 1 << 20, 256 << 20
 _SIDE = 256
 _PRODUCT = "d7b9b809a503367dff0add8906e574600da0b787da6488ae62f44db931aaa9c8"
@@ -62,7 +62,7 @@ class _Parts(threading.Thread):
         self.end_at = self.clock.monotonic() + LIMIT_SECONDS
         self.disk = self.driver = _Part(f"no answer within {LIMIT_SECONDS:g} s")
         self.accelerators: dict[str, tuple[str, ...]] = {}
-        """The numbers that the driver gives for each accelerator, by its UUID."""
+        """The values that the driver reports for each accelerator, by the accelerator's UUID."""
         self.start()
 
     def run(self) -> None:
@@ -96,8 +96,8 @@ def begin() -> None:
 def finish(device: torch.device, machine: Machine) -> MachineCheck:
     """Return the result of the check.
 
-    The call waits for the product. For disk and driver, the call waits at most until three seconds after the check
-    began.
+    The call waits for the product. For the disk and the driver, the call waits at most until three seconds after the
+    beginning of the check.
     """
     begin()
     parts = _begun.pop()
@@ -164,7 +164,7 @@ def _disk() -> _Part:
 
 
 def _judged(errors: str, width: str, most: str) -> _Part:
-    """Judge the driver's numbers of one accelerator. If the accelerator does not support a number, the driver gives a
+    """Judge the driver's numbers of one accelerator. If the driver has no number for a property, the driver returns a
     text instead."""
     result = f"{errors} uncorrected ECC errors since the driver was loaded, {width} of {most} PCIe lanes; {_NO_XID}"
     return _Part(result, is_problem=errors.isdigit() and int(errors) > 0)

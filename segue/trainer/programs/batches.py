@@ -95,7 +95,8 @@ class BatchesComponent:
         return None if self.length is None else self.length - self.batches
 
     def leave(self) -> None:
-        """End the pass if the program left it early. A restored pass that still has to continue stays open."""
+        """End the pass if the program left it early. A restored pass stays open, because the program still has to
+        continue this pass."""
         if self._is_within and not self._is_restored:
             self.passes, self.batches, self._is_within = self.passes + 1, 0, False
 
@@ -142,7 +143,7 @@ def _restore_streams(states: Mapping[str, Any]) -> None:
 
 
 class _OfSampler:
-    """A plain DataLoader with a map-style data set. The sampler of the loader can draw the same indices again."""
+    """A plain DataLoader with a map-style data set. The loader's sampler can repeat its indices."""
 
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
         self._passes = _passes_of(loader, seed=seed)

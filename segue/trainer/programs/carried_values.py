@@ -1,5 +1,5 @@
-"""The kinds of values that a loop carries. The module tells if a value can be compared, and if a checkpoint can hold
-it."""
+"""The kinds of values that a loop carries. The module determines whether a value can be compared, and whether a
+checkpoint can hold the value."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _OF_FRAMEWORKS = frozenset(
     | {"wandb", "mlflow", "tensorboard", "tensorboardX", "tqdm", "rich", "matplotlib", "omegaconf", "hydra", "numpy"}
     | {"pandas", "segue", "attr", "yaml", "absl", "comet_ml", "neptune", "clearml", "aim", "sentencepiece", "tiktoken"}
 )
-"""Packages whose objects are ignored, because the objects are tracked, display numbers, hold settings, or only keep
-counts."""
+"""Packages whose objects are ignored. Objects of these packages are tracked in another way, display numbers, hold
+settings, or only count."""
 
 
 def is_of_a_package(value: Any) -> bool:
@@ -118,7 +118,7 @@ def value_of(name: str, local: Mapping[str, Any], outside: Mapping[str, Any]) ->
 
 
 def as_data(value: Any, name: CarriedName) -> Any:
-    """Return comparable data for an enumeration, a record or code that the loop assigns again."""
+    """Return comparable data for an enumeration, or for a record or code that the loop assigns again."""
     if isinstance(value, Enum):
         return value.name
     if not name.is_rebound:
@@ -153,12 +153,12 @@ def type_name(value: Any) -> str:
 
 
 def is_sought(value: Any, name: CarriedName) -> bool:
-    """Whether the value is an open file, and the program itself sets the position in the file with `seek`."""
+    """Whether the value is an open file whose position the program itself sets with `seek`."""
     return isinstance(value, io.IOBase) and calls_method(name.file, name.name, "seek")
 
 
 def may_keep(value: Any, name: CarriedName) -> bool:
-    """Whether the next iteration may need state in the value, even if the value cannot be compared."""
+    """Whether the value may hold state for the next iteration, even if the value cannot be compared."""
     if isinstance(value, VALUES) or is_sought(value, name):
         return False
     return isinstance(value, Unlooked) or is_data(value) or (name.is_rebound and is_of_a_package(value))

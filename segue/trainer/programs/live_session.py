@@ -37,7 +37,7 @@ class LiveSession:
     """The session of the program in this process, which holds the tracked state and makes the steps."""
 
     def __init__(self, spec: RunSpec, owner: Owner, *, config: Mapping[str, Any], record: ProgramRecord | None) -> None:
-        """If `record` is None, a person started the script. The setup is then not compared, and the goal may change."""
+        """If `record` is None, a person started the script, the setup is not compared, and the goal may change."""
         self._spec, self._owner, self._is_goal_kept = spec, owner, record is not None
         self.config = config
         self._state = TrackedState(owner, record)
@@ -175,8 +175,8 @@ class LiveSession:
         self._leave()
 
     def conclude(self, raised: BaseException | None) -> StopReason:
-        """Return the stop reason after the program has returned or has raised `raised`. If an error ended the attempt,
-        raise the error again.
+        """Return the stop reason of a program that has returned, or has raised the exception `raised`. If an error
+        ended the attempt, raise the error again.
 
         Raises:
             SessionError: the program ended before its goal.
@@ -289,7 +289,7 @@ class LiveSession:
         return self.progress.step + self._step.is_open
 
     def _pass(self, batches: BatchesComponent) -> Iterator[tuple[int, Any]]:
-        """Yield the batches of one pass. If no other loop makes the steps, each batch is a step."""
+        """Yield the batches of one pass. Unless the program uses `run.steps()`, each batch is a step."""
         if self._loop.call == "run.steps()":
             yield from ((batches.batches - 1, batch.content) for batch in batches.one_pass())
             return

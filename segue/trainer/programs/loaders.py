@@ -49,8 +49,8 @@ class Loaders:
         """Return the component of a known loader; None if the loader is not known. Equal ranges count as one loader.
 
         Raises:
-            SessionError: another loader has replaced this loader, whose generators and counters were therefore not
-                committed.
+            SessionError: another loader has replaced this loader, so that the generators and counters of this loader
+            were not committed.
         """
         if any(each() is loader for each in self._replaced):
             what = "run.batches(loader) got a loader that another loader had replaced in an earlier epoch."

@@ -61,7 +61,7 @@ class LoopRange:
         return self.loop.replace("()", f"({', '.join(map(str, arguments))})")
 
     def continues(self, before: LoopRange, *, may_extend: bool) -> bool:
-        """Whether a position that was recorded in the range `before` is the same position in this range.
+        """Whether a position that was recorded in the range `before` means the same in this range.
 
         If the program's arguments or config have changed, a different end is accepted. If `may_extend` is True, a later
         end is always accepted.
@@ -130,10 +130,10 @@ def require_continued(
 
 
 def require_numbers(looped: LoopRange) -> None:
-    """Raise an error if the loop of a new run has no number.
+    """Raise an error if the range of a new run's loop is empty.
 
     Raises:
-        SessionError: the loop has no number; the message names the files that the program has read.
+        SessionError: the range is empty; the message names the files that the program has read.
     """
     if not looped.is_empty:
         return
@@ -174,7 +174,7 @@ class ProgramLoop:
     """The program's loop, from the call that begins it."""
 
     def __init__(self, spec: RunSpec, owner: Owner, *, compares_code: bool) -> None:
-        """If `compares_code` is False, a person edits the script, so a later goal is accepted."""
+        """If `compares_code` is False, a person is editing the script, and therefore a later goal is accepted."""
         self._spec, self._owner, self._compares_code = spec, owner, compares_code
         self.call = ""
         """The call that begins the loop, without its arguments; empty before the call."""
@@ -207,7 +207,7 @@ class ProgramLoop:
         returned component.
 
         Raises:
-            SessionError: the program already has a loop, or segments end after epochs and the loop has none.
+            SessionError: the program already has a loop, or segments end after epochs but the loop has no epochs.
         """
         if self.call:
             what = f"{call} was called after {self.call}."

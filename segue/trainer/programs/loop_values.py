@@ -1,4 +1,4 @@
-"""The values at a safe point that a program's loops carry from one step to the next."""
+"""The values that a program's loops carry from one step to the next, as they are at a safe point."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class LoopValues:
         return self._findings(sorted(lost, key=_comes_last), before=committed, now=now)
 
     def covers(self, name: str, value: Any) -> bool:
-        """Whether this variable is data in a function with a loop, or gets a new value in each iteration."""
+        """Whether this variable holds data of a function with a loop, or gets a new value in each iteration."""
         for frame, names in self._loops():
             if frame.f_locals.get(name, ABSENT) is value:
                 is_rebound = name in names.carried and names.carried[name].is_rebound
@@ -253,7 +253,7 @@ class LoopValues:
         yield from self._in_namespaces()
 
     def _in_namespaces(self) -> Iterator[tuple[CarriedName, Any]]:
-        """Yield the data in namespaces that functions change. The path of each value starts at a variable of the
+        """If functions change data in a namespace, yield this data. The path of each value starts at a variable of the
         outermost function with a loop."""
         loops = [(frame, names, namespaces_of(frame)) for frame, names in self._loops()]
         seen = {

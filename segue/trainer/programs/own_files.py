@@ -1,4 +1,4 @@
-"""The files that the program itself has written. Such files are not part of the program's state, and may be newer than
+"""The files that the program itself has written. These files are not part of the program's state, and may be newer than
 its checkpoint."""
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class OwnFiles(NamedTuple):
     read: tuple[str, ...] = ()
     """Files that the program has read in this attempt."""
     written: tuple[str, ...] = ()
-    """Files in and below the working folder. The tuple is filled only if no file in `read` is known. Segue does not see
-    every read: a library may open files outside of Python, and a script may read a file before its session begins."""
+    """Files in and below the working folder. If `read` contains a file, this tuple is empty. Segue does not see every
+    read: a library may open files outside of Python, and a script may read a file before its session begins."""
 
 
 def own_files(*, since: datetime, until: datetime, folder: Path, apart: Sequence[Path]) -> OwnFiles:

@@ -14,7 +14,7 @@ from segue.trainer.workloads.components import Component
 
 
 class AttemptEnded(SystemExit):
-    """The exception that ends the program at a safe point because its attempt ends. AttemptEnded is not an error."""
+    """The exception that ends the program at a safe point, because the attempt ends. AttemptEnded is not an error."""
 
 
 class Owner(Protocol):

@@ -87,7 +87,8 @@ class ProgramOutside(OutsideState):
         return (*super().of_process(), *unread)
 
     def _advised(self, findings: tuple[Finding, ...]) -> Iterator[Finding]:
-        """Yield the findings that `LoopValues` does not make. Findings about objects of packages get a separate fix."""
+        """Yield the given findings, except those that `LoopValues` makes itself. Findings about objects of packages get
+        a separate fix."""
         packages = {name: type(each).__module__.partition(".")[0] for name, each in self._loops.of_packages().items()}
         for finding in findings:
             of_script = re.match(rf"{_HOME}\.(\w+)(\S?)", finding.sentence)
@@ -183,7 +184,8 @@ def _held_by_the_loop() -> dict[str, Any]:
 
 
 def _within_variables(loops: LoopValues) -> Iterator[tuple[str, str, Any]]:
-    """Yield the objects inside namespaces and tuples among the loop's variables, each with a path and an expression."""
+    """Yield the objects in those of the loop's variables that are namespaces or tuples, each with a path and an
+    expression."""
     for frame in frames_of_the_user():
         for variable, held in namespaces_of(frame):
             for name, value in dict(vars(held)).items():
@@ -201,7 +203,7 @@ def _within_variables(loops: LoopValues) -> Iterator[tuple[str, str, Any]]:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether the value is or contains an object that is more than data."""
+    """Whether the value is, or contains, an object that is not only data."""
     kind = type(value)  # Not `isinstance`, which may call code of a user's class.
     if issubclass(kind, COLLECTIONS):
         return not is_data(looked_at(value))

@@ -18,8 +18,8 @@ class ResumableLoader:
     """A DataLoader that can continue an interrupted pass with its next batch, in the loader's own order.
 
     The first batch after a resume is fetched with the same random streams as in the interrupted pass, so that
-    transforms in the main process draw the same numbers. The length and all other attributes are the same as the
-    attributes of the given loader.
+    transforms in the main process draw the same numbers. The length and all other attributes are those of the given
+    loader.
 
     Raises:
         SessionError: the loader has no position that can be resumed; the message names the alternatives.

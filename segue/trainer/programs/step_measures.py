@@ -1,4 +1,5 @@
-"""A program's current step and its numbers. The program reports the numbers, or segue measures the tracked objects."""
+"""A program's current step and its numbers. Either the program reports the numbers, or segue measures the tracked
+objects."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class Measured(NamedTuple):
     """The measured numbers of a step."""
 
     read: Callable[[], _Found]
-    """A function that waits for the numbers and returns them."""
+    """A function that waits for the measured numbers and returns them."""
     is_late: bool
     """Whether an accelerator still computes the numbers."""
 
@@ -77,7 +78,7 @@ class Measures:
         self._hook.remove()
 
     def watch(self, tracked: Mapping[str, Any], *, measured: Mapping[str, Any]) -> None:
-        """Measure the modules, optimizers and scalers among all these objects. Objects in `measured` are not saved."""
+        """Measure the modules, optimizers and scalers in both mappings. Objects in `measured` are not saved."""
         objects = {**measured, **tracked}
         self._tracked = frozenset(tracked)
         held = nn.ModuleList(each for each in objects.values() if isinstance(each, nn.Module))
@@ -223,7 +224,8 @@ class StepInProgress:
         return self._opened is not None
 
     def open(self, due: StepDue, batch: SessionBatch | None, *, compare_state: bool) -> None:
-        """Begin the due step. If the comparison of its inputs with the run raises an error, no step begins."""
+        """First compare the inputs of the due step with the run, and then begin the step. If the comparison raises an
+        error, no step begins."""
         prelude = self._prelude(batch, with_fingerprints=due.needs_fingerprints)
         if due.needs_fingerprints:
             due.check(prelude, compare_state=compare_state)
@@ -231,7 +233,7 @@ class StepInProgress:
         self._measures.begin(with_norms=due.needs_norms)
 
     def close(self, *, epoch: int) -> StepMade | LateStep | None:
-        """Close the open step, and return its outcome, with this epoch. Return None if no step is open."""
+        """Close the open step as a step of this epoch, and return its outcome. Return None if no step is open."""
         if self._opened is None:
             return None
         (due, prelude, batch), progress, ranks = self._opened, self._progress, self._ranks

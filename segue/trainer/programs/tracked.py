@@ -51,7 +51,7 @@ class Variable:
 
 
 class Carried:
-    """Values that a loop carries, as attributes of a namespace. A restore changes the attributes in place."""
+    """Values that a loop carries in the attributes of a namespace. A restore changes the attributes in place."""
 
     def __init__(self, name: str, values: Mapping[str, Any]) -> None:
         """

@@ -86,7 +86,7 @@ class _Complete(NamedTuple):
 
 
 class TrackedState:
-    """The tracked state of one program in this process; objects are added, and restored, until the first step."""
+    """The tracked state of one program in this process. Until the first step, objects are added and restored."""
 
     def __init__(self, owner: Owner, record: ProgramRecord | None) -> None:
         self._owner, self._record = owner, record
@@ -228,8 +228,8 @@ class TrackedState:
     def begin_marks(self, *, of_values: bool) -> Marks:
         """Begin to compute the marks of the tracked state after a step.
 
-        With `of_values=False`, only modules and optimizers are marked, because the program changes other values between
-        steps.
+        If `of_values` is False, compute only the marks of modules and optimizers, because the program changes other
+        values between steps.
         """
         kinds: tuple[type, ...] = (object,) if of_values else (nn.Module, torch.optim.Optimizer)
         names: Collection[str] = {name for name, each in self.objects.items() if isinstance(each, kinds)}

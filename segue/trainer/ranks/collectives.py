@@ -32,7 +32,7 @@ _kept: set[Any] = set()
 
 DistributedDataParallel's reducer holds a reference to its group. If the reducer held the last reference, the reducer
 would destroy the group while it holds Python's lock, and would wait for gloo's threads. A gloo thread that ends a
-broken collective waits for the same lock, so the process would hang.
+broken collective also waits for Python's lock, so the process would hang.
 """
 
 
@@ -42,7 +42,7 @@ class Ranks:
     rank = 0
     count = 1
     own_time: OwnTime | None = None
-    """The time for which this rank works by itself in a step; None if there are no other ranks to compare with."""
+    """The measurement of this rank's own time in each step; None if there are no other ranks."""
 
     @property
     def is_leader(self) -> bool:
@@ -86,7 +86,7 @@ class Ranks:
 
     def break_off(self) -> None:
         """Abort the collectives that wait for the accelerator of another rank. Calls that wait for aborted collectives
-        then raise an error.
+        raise an error.
 
         The abort itself may take as long as a collective.
         """
@@ -123,8 +123,8 @@ class TorchRanks(Ranks):
         dist.all_gather(found, mine)
 
     def limit_waiting(self, seconds: float) -> None:
-        """Set the limit also for the process groups of the user's code. The default limit of the user's groups is half
-        an hour."""
+        """Set the limit also for the process groups of the user's code. A process group of the user's code has a
+        default limit of half an hour."""
         for group in self._keep_groups():
             distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
@@ -271,7 +271,7 @@ def combined(
 ) -> tuple[StepNumbers, tuple[str, ...]]:
     """Combine the numbers and fingerprints of all ranks into the numbers and fingerprints of the whole batch.
 
-    The loss of a rank is the mean over the rank's share of the batch. The combined loss is the mean over the whole
+    Each rank's loss is the mean over its share of the batch. The combined loss is the mean over the whole
     batch. The losses are summed in the order of the ranks, so that equal shares give equal bits.
 
     Raises:

@@ -155,8 +155,7 @@ def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 def stored_values(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Replace each sparse tensor by its stored values, because torch cannot compute the norm of sparse tensors.
 
-    A sparse gradient may store the same row several times. The entries of the same row are summed before they are
-    squared.
+    A sparse gradient may store the same row several times. The entries of one row are summed before they are squared.
     """
     if {torch.strided}.issuperset(map(_layout_of, tensors)):
         return tensors
@@ -219,7 +218,7 @@ def _trained(model: nn.Module) -> tuple[bool, ...]:
 
 
 def _refuse_other_meshes(model: nn.Module, ranks: Ranks, *, name: str) -> None:
-    """Refuse meshes that are not data parallel (FSDP2, HSDP), because each rank trains on its share of a batch."""
+    """Refuse all meshes except data-parallel meshes (FSDP2, HSDP), because each rank trains on its share of a batch."""
     from torch.distributed.fsdp import FSDPModule  # A slow import (0.5 s).
 
     by_fsdp = tuple(at for at, module in model.named_modules() if isinstance(module, FSDPModule))

@@ -49,8 +49,8 @@ class RankGroup:
         """
 
     def ended_elsewhere(self) -> SegueError | None:
-        """The error with which another rank has ended the attempt; None if there is no such error, or if the training
-        thread has noticed it."""
+        """The error with which another rank has ended the attempt. The result is None without an error, or if the
+        training thread already knows the error."""
         return None
 
     def take_over(self) -> bool | None:
@@ -130,8 +130,7 @@ class SeveralRanks(RankGroup):
 
 
 def meet(device: torch.device, *, wait_seconds: float, clock: Clock, is_program: bool = False) -> RankGroup:
-    """Wait until all ranks have joined, and return their group. If a program trains, the program itself makes torch's
-    own groups.
+    """Wait until all ranks have joined, and return their group. A program itself creates torch's process groups.
 
     Raises:
         RuntimeError: a rank did not join within `wait_seconds`.

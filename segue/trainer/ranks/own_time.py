@@ -2,7 +2,7 @@
 
 With several ranks, whole steps take the same time on each rank, because the ranks wait for each other. Own time begins
 when the rank asks for its batch, and ends when its gradients are complete, before it waits for the gradients of the
-other ranks. Own time does not include exchanges of buffers (as of BatchNorm) before a forward pass.
+other ranks. Own time does not include exchanges of buffers (for example those of BatchNorm) before a forward pass.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class OwnTime:
     def follow(self, model: nn.Module) -> None:
         """Stop measuring whenever a backward pass has computed all gradients of this model on this rank.
 
-        torch's autograd engine calls queued functions in their order after the last gradient. DistributedDataParallel
-        queues its wait for the other ranks when all gradients are complete, which is later than the hook of any
-        parameter. The hook of the last parameter is usually the first to be called.
+        After the last gradient, torch's autograd engine calls the queued functions in the order of the queue.
+        DistributedDataParallel queues its wait for the other ranks when all gradients are complete, after the calls of
+        all parameters' hooks. The hook of the last parameter is usually the first to be called.
         """
         for handle in self._handles:
             handle.remove()
@@ -64,8 +64,8 @@ class OwnTime:
         ]
 
     def take(self) -> tuple[float, ...]:
-        """Return the own time, in seconds, of the oldest step that was not taken yet. The result is empty if there is
-        no such step, or if an accelerator still computes the step."""
+        """Return the own time, in seconds, of the oldest step whose own time was not returned yet. The result is empty
+        if all own times were returned, or if an accelerator still computes the step."""
         if not self._steps or not self._steps[0]:
             return ()
         last = self._steps[0][-1][1]

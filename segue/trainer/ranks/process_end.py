@@ -77,7 +77,7 @@ def _open_files() -> Iterator[Any]:
     """Yield open files in the order in which they must be closed. Text files are first, then files that compress or
     upload, then buffers.
 
-    Within each kind, the newest file is first, because a file is newer than the file into which it writes its data.
+    Within each kind, the newest file is first. A file writes its data only into older files.
     """
     archive = getattr(sys.modules.get("zipfile"), "ZipFile", None)
     by_turn: tuple[list[Any], ...] = ([], [], [])
@@ -94,8 +94,8 @@ def _open_files() -> Iterator[Any]:
 
 
 def _is_written(file: Any) -> bool:
-    """Whether the file may hold unwritten data. The result is False for a file that is only read, because a read in
-    another thread blocks its closing."""
+    """Whether the file may hold unwritten data. For a file that is only read, the result is False: while another thread
+    reads such a file, closing the file would block."""
     if isinstance(file, io.BufferedReader) or isinstance(getattr(file, "buffer", None), io.BufferedReader):
         return False
     with suppress(Exception):  # Any exception: a class of the user's may raise it, or the file is closed.

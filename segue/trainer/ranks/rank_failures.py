@@ -1,7 +1,7 @@
 """Failures of ranks. The module finds out which rank raised an error, which rank hangs, and which rank has ended.
 
-If a rank raises an error, it publishes its ending. The other ranks only see a collective that is broken or takes too
-long. Before the other ranks raise an error, they read the published endings and check which processes are alive, so
+If a rank raises an error, the rank publishes its ending. The other ranks only see a collective that is broken or takes
+too long. Before the other ranks raise an error, they read the published endings and check which processes are alive, so
 that every rank reports the same cause.
 """
 
@@ -42,7 +42,7 @@ _SETTLE_SECONDS = 5.0
 attempt."""
 
 _SILENT_LOOKS = 240
-"""Number of checks without an answer after which the machine of the store counts as gone. The 240 checks take two
+"""Number of checks without an answer after which the store's machine is considered lost. The 240 checks take two
 minutes. Segue counts checks and not seconds, because this process itself may have been suspended."""
 _POLL_SECONDS = 0.05
 _OF_GLOO = re.compile("gloo|Application timeout caused pair closure")
@@ -124,8 +124,8 @@ class RankFailures:
             raise cause from error
 
     def ended_elsewhere(self) -> SegueError | None:
-        """The error with which another rank has ended the attempt; None if there is no such error, or if the training
-        thread has noticed it.
+        """The error with which another rank has ended the attempt. The result is None without an error, or if the
+        training thread already knows the error.
 
         The watchdog's thread calls this method.
         """
@@ -213,7 +213,7 @@ class RankFailures:
         notes.put("ended", "")
 
     def _cause(self, error: BaseException) -> BaseException:
-        """Return the exception to raise: `error` itself, or the error of the rank that caused it."""
+        """Return the exception to raise: `error` itself, or another rank's error that caused `error`."""
         silence = _silence_in(error)
         try:
             own = self._publish(error, is_silence=silence is not None)
@@ -317,7 +317,7 @@ def is_broken_collective(error: BaseException) -> bool:
 
 
 def _silence_in(error: BaseException) -> SilentStoreError | None:
-    """Return the error of the silent shared store that caused this error, even if it was re-raised."""
+    """Return the `SilentStoreError` in the chain of this error's causes, if there is one."""
     return next((seen for seen in _chain(error) if isinstance(seen, SilentStoreError)), None)
 
 

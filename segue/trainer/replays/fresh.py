@@ -126,7 +126,7 @@ class FreshProcesses:
         return Replays(tuple(made), True, unit)
 
     def answer(self) -> FreshAnswer | None:
-        """Return the whole answer of one more process; None if there is no answer."""
+        """Let one more process replay, and return its whole answer; None if there is no answer."""
         return self._asked(self.request)
 
     def setup(self) -> dict[str, Any]:
@@ -206,8 +206,8 @@ def measured_noise(
 
     The flags are the same as the flags of `segue.continuity.noise.noise_of`. If the replays agree and differ only
     slightly from the witness, one more process replays with deterministic kernels only. Four replays do not show noise
-    that occurs once in hundreds of replays. But the process with deterministic kernels shows whether the usual kernels
-    are deterministic.
+    that occurs once in hundreds of replays. The process with deterministic kernels shows whether the usual kernels are
+    deterministic.
     """
     own = attempt if is_whole else None
     fresh, is_complete, unit = processes.replays(own=own, is_own_fresh=is_attempt_fresh)
@@ -234,11 +234,11 @@ def measured_noise(
 
 
 _LIMIT_SECONDS = 900.0
-"""Longest wait for all replays of one opinion, in seconds; building a recipe may take minutes."""
+"""Longest wait for all replays of one second opinion, in seconds. Building a recipe may take minutes."""
 
 
 class SecondOpinion:
-    """Asks fresh processes before a resume is judged as broken. The attempt waits in the meantime."""
+    """Asks fresh processes for replays before segue judges a resume as broken. The attempt waits in the meantime."""
 
     def __init__(self, context: AttemptContext) -> None:
         self._context = context
@@ -316,6 +316,7 @@ class SecondOpinion:
 def may_ask(assignment: Assignment) -> bool:
     """Whether segue may ask fresh processes.
 
-    Segue may not ask if rehearsals are off. It may not ask for a program, which would repeat all its other work too.
+    The result is False if rehearsals are off, or for a program. In a fresh process, a program would also repeat all its
+    other work.
     """
     return assignment.spec.recipe is not None and assignment.spec.continuity.rehearsal != "off"

@@ -94,7 +94,7 @@ class Replay:
     """Largest relative change that one rounding makes to a value, in the coarsest number format of a step."""
     environment: Environment
     recipe_changes: tuple[Finding, ...]
-    """Changes of the setup or of untracked values since the checkpoint, without values known to depend on the
+    """Changes of the setup or of untracked values since the checkpoint, except values that are known to depend on the
     process."""
     digests: dict[int, dict[str, str]]
     """Digest of each component after each watched step."""
@@ -110,8 +110,8 @@ def replay(
     with_formats: bool = False,
     watched: Collection[int] | None = None,
 ) -> Replay:
-    """Restore a checkpoint into a newly built recipe, and make `steps` steps. If `copy` is given, the checkpoint is
-    first searched in this store.
+    """Restore a checkpoint into a newly built recipe, and make `steps` steps. If `copy` is given, segue first searches
+    this store for the checkpoint.
 
     If `with_formats` is True, one more step is made, to find the number formats of the recipe. If `watched` is given,
     the replay also does the work between the steps, and computes state marks and digests after the watched steps.
@@ -192,7 +192,7 @@ def replay(
 
 
 def _state_digests(recipe: LiveRecipe) -> dict[str, str]:
-    """Return the digests of the components that a commit of the same steps has. The result does not include the
+    """Return the digests of those components that a commit of the same steps contains. The result does not include the
     position."""
     components = {n: c for n, c in recipe.components.items() if n not in NOT_STATE and n != PROGRESS}
     return dict(digest(take(capture(components), copy=False, to_host=False)).components)

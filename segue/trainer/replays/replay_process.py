@@ -37,7 +37,8 @@ def begin_beside(parent_pid: int) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process immediately, because its answer is written and a clean-up takes as long as some steps."""
+    """End this process immediately. The answer of the process is written, and a clean-up would take as long as several
+    steps."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -69,8 +70,8 @@ def cap_device_memory(device: torch.device) -> None:
 
 
 def _own_bytes() -> int:
-    """Resident memory of this process, in bytes. The second process will need as much, because it will load the same
-    data set."""
+    """Resident memory of this process, in bytes. A second process will need the same amount, because it will load the
+    same data set."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:

@@ -95,7 +95,7 @@ class RestoredState:
         return cls(digest(live), Looks.at(fixed))
 
     def changes(self, components: Mapping[str, Component]) -> tuple[Finding, ...]:
-        """Return the changes since the restore in components that only a step changes."""
+        """Return findings about changes since the restore, for components that only a step may change."""
         before = self.digests
         fixed = {name: c for name, c in components.items() if name in _CHANGED_BY_STEP and name in before.components}
         live = self._digest_again(take(capture(fixed), copy=False, to_host=False))
@@ -127,7 +127,7 @@ class Terms:
     accept: Collection[str] = ()
     """Names of the setup changes that the run spec accepts."""
     is_order_of_sums_relevant: bool = True
-    """Whether the numbers of the run depend on the order of the sum in the gradient norm."""
+    """Whether the numbers of the run depend on the order in which the gradient norm is summed."""
 
     def changes_since(self, committed: Environment) -> tuple[str, ...]:
         """Return the parts of the environment that differ from the commit and may change the numbers."""
@@ -149,11 +149,11 @@ class Comparison:
     """Whether torch.compile has timed and chosen its kernels again since the commit."""
     setup: SetupChanges
     untracked: tuple[Finding, ...]
-    """Findings about values outside every component that differ from the commit."""
+    """Findings about values that are in no component and differ from the commit."""
     values_at_commit: Mapping[str, Any]
-    """Marks of values outside every component, as stored in the checkpoint."""
+    """Marks of values that are in no component, as stored in the checkpoint."""
     as_built: frozenset[str]
-    """Components of a fork that start as built, because the checkpoint of the other run has no state for them."""
+    """Components of a fork that keep their initial state, because the other run's checkpoint has no state for them."""
     metric: MetricCheck = field(default_factory=MetricCheck)
     witness: tuple[WitnessRow, ...] = ()
     """The witness rows that the previous attempt recorded after the commit. Only the leader has the witness rows."""

@@ -57,7 +57,7 @@ class Found:
         return sum(tensor.nbytes for tensor in tensors if not tensor.is_meta)
 
     def as_built(self, components: Collection[str]) -> frozenset[str]:
-        """Components of a fork that start as built, because the other run has no state for them."""
+        """Components of a fork that keep their initial state, because the other run has no state for them."""
         is_fork = self.checkpoint.manifest.forked_from is not None
         return frozenset(name for name in components if is_fork and name not in self.stored)
 
@@ -74,7 +74,8 @@ class CheckpointSource:
     def newest(
         self, *, at_most: CheckpointRef | None, own: OwnSlices | None = None, memory_bytes: int | None = None
     ) -> Found | None:
-        """Return the newest valid checkpoint up to `at_most`, after verifying its bytes or only the slices in `own`.
+        """Verify and return the newest valid checkpoint up to `at_most`. If `own` is given, only these slices are
+        verified.
 
         The method raises the same errors as `newest_valid`.
         """

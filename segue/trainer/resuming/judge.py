@@ -1,5 +1,5 @@
 """The phases of a resume after its checkpoint is found, and the verdict of all ranks. If noise may be the cause of a
-difference, fresh processes are asked before the verdict."""
+difference, fresh processes replay the steps before the verdict."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Replaying:
     rows: tuple[WitnessRow, ...] = ()
     """Rows of the replayed steps so far."""
     early: tuple[Finding, ...] = ()
-    """Differences that were detected before a step, and because of which the step was not made."""
+    """Differences that were detected before a step, so that the step was not made."""
     other_hands: tuple[Finding, ...] = ()
-    """Changes by other code between the restore and the first step. If the replay differs, such changes are the likely
-    cause."""
+    """Changes by other code between the restore and the first step. If the replay differs, changes by other code are
+    the likely cause."""
     is_undecided: bool = False
     """Whether a notice left no time to find the cause of a difference. If the notice is withdrawn, the search for the
     cause can continue."""
@@ -63,7 +63,7 @@ class Replaying:
         return prelude_findings(expected, prelude, environment_changes=changes, is_first=not self.rows)
 
     def noting_other_hands(self) -> Replaying:
-        """Return a copy of the phase that names the changes by other code as the cause."""
+        """Return a copy of the phase, with the changes by other code as the cause."""
         return replace(self, comparison=self.comparison.noting(self.other_hands), other_hands=())
 
     def verdict(self, noise: Noise) -> Verdict:
@@ -78,8 +78,8 @@ class Judged:
 
 
 def may_be_noise(verdict: Verdict) -> bool:
-    """Whether only replayed steps differ. The cause may then be noise, because kernels or a recipe may not compute the
-    same numbers twice."""
+    """Whether only replayed steps differ. If only these steps differ, the cause may be noise: a second run of the same
+    kernels or recipe may give other numbers."""
     return verdict.kind is VerdictKind.BROKEN and all(each.channel in _SHOWN_BY_STEPS for each in verdict.findings)
 
 
@@ -128,7 +128,8 @@ class Judge:
         patiently(lambda: self.runlog.append(build, epoch=self.claim.epoch), what="verdict")
 
     def _noise_found(self, replaying: Replaying, *, known: Noise) -> Noise | None:
-        """Return the noise that explains the difference of the replay; None if there is no time to measure it."""
+        """Return the noise that explains the difference of the replay. Return None if there is no time to measure the
+        noise."""
         if self.opinion is None:
             return self._noise_of_earlier_attempts(replaying) if self.ranks.is_leader else NONE
         comparison = replaying.comparison
@@ -142,8 +143,8 @@ class Judge:
         )
 
     def _noise_of_earlier_attempts(self, replaying: Replaying) -> Noise:
-        """Return the noise among attempts from the same checkpoint. There may be two such attempts, because segue tries
-        the same checkpoint again after a broken resume."""
+        """Return the noise among attempts from the same checkpoint. There may be two attempts from one checkpoint,
+        because segue tries the checkpoint again after a broken resume."""
         comparison = replaying.comparison
         if replaying.early or comparison.environment_changes:
             return NONE

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 class Resume:
     """The phases of one resume, from the search for a checkpoint to the verdict.
 
-    If there is no checkpoint, there is no phase and no verdict. If a call does not fit the current phase, the call does
-    nothing. For example, a row that arrives after the verdict is not compared.
+    Without a checkpoint, the resume has no phase and no verdict. If a call does not fit the current phase, the call
+    does nothing. For example, a row that arrives after the verdict is not compared.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Resume:
 
     @property
     def parent(self) -> CheckpointRef | None:
-        """The checkpoint from which this attempt resumes; None if it does not resume."""
+        """The checkpoint from which this attempt resumes; None if the attempt does not resume."""
         return self._phase.parent if self._phase is not None else None
 
     @property
@@ -117,8 +117,8 @@ class Resume:
             self._phase = self._checkpoints.restore(self._phase, components)
 
     def offer_base(self, shards: ShardWriter) -> int | None:
-        """Use the restored checkpoint as the base of the first incremental save. Return the step of the checkpoint, or
-        None if the checkpoint cannot be a base.
+        """Use the restored checkpoint as the base of the first incremental save. Return the step of the checkpoint. If
+        the checkpoint cannot be the base, return None.
 
         A checkpoint from a fast folder cannot be the base, because later saves would build on its durable bytes, which
         nobody has verified.
@@ -163,7 +163,7 @@ class Resume:
 
         If `compare_state` is False, the state is not compared. The program's own code has run since the restore, and
         may have changed the state in the same way as in the previous attempt. If there are several ranks, they compare
-        the state after the step, together with the exchange of results.
+        the state after the step, when they exchange the step's results.
 
         Raises:
             BrokenResumeError: the state or the input differs; the verdict is in the log.
@@ -201,7 +201,7 @@ class Resume:
             self.settle()
 
     def settle(self) -> None:
-        """Reach the verdict from the replayed steps so far, and write it to the run's log.
+        """Decide the verdict from the replayed steps so far, and write the verdict to the run's log.
 
         Raises:
             BrokenResumeError: the verdict is `broken`.

@@ -38,7 +38,8 @@ class StateCheck:
     ranks: Ranks
     terms: Terms
     opinion: SecondOpinion | None
-    """The second opinion, which finds settings that differ between processes; None if no process is asked."""
+    """The second opinion: fresh processes that show which settings differ between processes. None if no process is
+    asked."""
 
     def compare(
         self,

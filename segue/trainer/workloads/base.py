@@ -1,5 +1,5 @@
-"""The interface between an attempt and the recipe or program that the attempt trains. Segue or the user's code may make
-the training loop."""
+"""The interface between an attempt and the recipe or program that the attempt trains. The training loop is either
+segue's own loop or a loop in the user's code."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ only reports something, or if no step is left.
 
 
 class Workload(Protocol):
-    """A recipe or program in training. It has the state, the position in the data, and the functions that a save
-    calls."""
+    """A recipe or program in training. A workload provides the state, the position in the data, and the functions that
+    a save calls."""
 
     progress: Progress
     components: dict[str, Component]
@@ -131,13 +131,13 @@ class Workload(Protocol):
         ...
 
     def begin(self, *, is_resumed: bool) -> None:
-        """Prepare for the first step. The attempt calls `begin` once. `is_resumed` tells if the state was restored from
-        a checkpoint."""
+        """Prepare for the first step. The attempt calls `begin` once. `is_resumed` states whether the state was
+        restored from a checkpoint."""
         ...
 
     def finish_step(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
-        """Finish a counted step, and return further metrics of the step. The attempt calls this method after it has
-        moved the position."""
+        """Finish a counted step, and return further metrics of the step. The attempt first moves the position, and then
+        calls this method."""
         ...
 
     def make_up(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:

@@ -1,4 +1,4 @@
-"""Buffers that training registers, resizes or removes in the model's own code."""
+"""Buffers that the model's own code registers, resizes or removes during training."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def register(model: nn.Module, path: str, value: torch.Tensor, *, persistent: bo
 
 
 def _is_unset(model: nn.Module, path: str) -> bool:
-    """Whether the model has this buffer with the value None."""
+    """Whether this buffer of the model exists, but is None."""
     at: Any = model
     *where, name = path.split(".")
     for step in where:

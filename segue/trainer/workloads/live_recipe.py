@@ -1,4 +1,4 @@
-"""A built recipe in training. The module has the objects of the recipe, its data from any position, and its step.
+"""A built recipe in training: the recipe's objects, its data from any position, and its training step.
 
 Attempts and resume rehearsals use the same functions, so the result of a rehearsal is valid for the attempt.
 """
@@ -123,7 +123,7 @@ class LiveRecipe:
         return self
 
     def spread(self) -> None:
-        """Distribute the model over the ranks, after the restore, which decides which parameters are trained.
+        """Distribute the model over the ranks. The restore must come first: it decides which parameters are trained.
 
         Raises:
             RecipeError: the recipe itself has distributed the model in an unsupported way.
@@ -189,7 +189,7 @@ class LiveRecipe:
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
-        """A `with` block of user code that a replay leaves out. State that the block changes is not compared later."""
+        """A `with` block for user code that no replay runs. State that the block changes is not compared later."""
         before = self.state_marks()
         with unchanged(self.components):
             yield
@@ -287,7 +287,7 @@ class LiveRecipe:
         return frozenset(batch_fingerprint(order.batch(start)) for start in starts)
 
     def prelude(self, group: Group, *, with_fingerprints: bool = True) -> Prelude:
-        """Return the inputs of the next step. If `with_fingerprints` is True, include their fingerprints."""
+        """Return the inputs of the next step, with their fingerprints if `with_fingerprints` is True."""
         step = self.progress.step + 1
         if not with_fingerprints:
             return Prelude(step, "", "", None)
@@ -306,7 +306,7 @@ class LiveRecipe:
         before_update: Callable[[], None] = lambda: None,
         with_norms: bool = True,
     ) -> tuple[StepRow, dict[str, float]]:
-        """Make one optimizer step; return its row, equal on every rank, and the parts of the loss."""
+        """Make one optimizer step. Return the step's row, which is equal on every rank, and the parts of the loss."""
         begun = self._begin_step(group, prelude, before_update=before_update, with_norms=with_norms)
         return self._read_step(group, prelude, begun, self._ranks)
 

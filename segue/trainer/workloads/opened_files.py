@@ -1,7 +1,7 @@
 """Files that the user's code opens for reading or writing, even if the code computes their names at run time.
 
 Python calls an audit hook for every opened file (PEP 578). A hook cannot be removed, so each process has only one hook.
-When the hook has recorded enough files, it does little work.
+After the hook has recorded enough files, the hook does little work.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ class OutsideState:
         return recorded | ({_METRIC: self._metric_code} if self._metric_code is not None else {})
 
     def restore(self, tree: Any) -> None:
-        """Restore no value. After the call, also record the files and variables that the previous attempt has read."""
+        """Restore no value. From this call on, also record the files and variables that the previous attempt has
+        read."""
         for name in tree.get(SURROUNDINGS, {}):
             read = reader_of(name) if name not in self._surroundings else None
             if read is not None and mark_of(read()) is not None and len(self._opened) < MOST_FILES:
@@ -108,7 +109,7 @@ class OutsideState:
     def by_another_hand(
         self, captured: Callable[[], Mapping[str, Any]], committed: Mapping[str, Any]
     ) -> tuple[Finding, ...]:
-        """Return findings about settings that differ from the build now, but did not differ at the commit."""
+        """Return findings about settings that have changed since the build, but had not changed at the commit."""
         if self._others is None:
             return ()
         trees = captured()
@@ -150,8 +151,8 @@ _OF_LOADERS = frozenset(vars(DataLoader([0]))) | {"_iterator"}  # type: ignore[a
 
 
 def parts_of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the objects that a loader calls, and the objects that the user has set as attributes of the loader, by
-    name."""
+    """Return, by name, the objects that a loader calls, and the objects that the user has set as attributes of the
+    loader."""
     parts = {name: getattr(loader, name) for name in ("dataset", "collate_fn", "worker_init_fn")}
     parts |= {name: getattr(loader, name) for name in vars(loader).keys() - _OF_LOADERS}
     if has_own_sampler(loader):
@@ -160,7 +161,7 @@ def parts_of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def of_recipe(recipe: Recipe, *, build: Callable[..., Any]) -> OutsideState:
-    """Find the state of a newly built recipe that is outside its components."""
+    """Find the state of a newly built recipe that no component contains."""
     home = str(build.__module__).partition(".")[0]
     metric_code = code_hashes([recipe.evaluate], home=home) if recipe.evaluate is not None else None
     scopes = (build.__code__,) if isinstance(build, FunctionType) else ()
@@ -228,7 +229,7 @@ def _path(name: str) -> str:
 
 
 def _count(hooks: Any) -> int:
-    """Count the hooks without segue's own hooks, which measure a step."""
+    """Count the hooks, except segue's own hooks, which measure a step."""
     return sum(not _is_segues(hook) for hook in hooks.values()) if isinstance(hooks, Mapping) else 0
 
 

@@ -16,7 +16,8 @@ from segue.recipe import Recipe
 from segue.user_objects import attribute, has
 
 _COUNTER = "step"
-"""The only state of torch's optimizers that stays in host memory, unless the optimizer is fused or capturable."""
+"""The only optimizer state that torch keeps in host memory. A fused or capturable optimizer keeps no state in host
+memory."""
 
 
 def place(recipe: Recipe, device: torch.device) -> None:

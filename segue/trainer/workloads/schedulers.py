@@ -42,7 +42,7 @@ class MetricSchedulers:
         return self._is_owed
 
     def step_made(self, *, is_evaluation_due: bool) -> None:
-        """Record a step. `is_evaluation_due` tells if an evaluation follows the step."""
+        """Record a step. `is_evaluation_due` states whether an evaluation follows the step."""
         self._is_owed = is_evaluation_due and bool(self._schedulers)
 
     def step(self, metric: float) -> None:
@@ -71,7 +71,7 @@ def check_schedulers(recipe: Recipe, *, name: str, steps: int, steps_per_epoch: 
     """Refuse schedulers that the run would step too often, and warn about schedulers that seem to count epochs.
 
     Raises:
-        RecipeError: the run would step a scheduler too often; the message has its name and the number of steps.
+        RecipeError: the run would step a scheduler too often; the message names the scheduler and the number of steps.
     """
     refuse_short_schedules(recipe, name=name, steps=steps, steps_per_epoch=steps_per_epoch)
     if recipe.scheduler_every is None:
@@ -101,7 +101,7 @@ def refuse_short_schedules(recipe: Recipe, *, name: str, steps: int, steps_per_e
     """Refuse a scheduler that would raise an error during the run, because it is stepped too often.
 
     Raises:
-        RecipeError: the run would step a scheduler too often; the message has its name and the number of steps.
+        RecipeError: the run would step a scheduler too often; the message names the scheduler and the number of steps.
     """
     if recipe.epochs is not None:
         steps = min(steps, recipe.epochs * steps_per_epoch)
@@ -119,7 +119,7 @@ def refuse_short_schedules(recipe: Recipe, *, name: str, steps: int, steps_per_e
 
 
 def _reached(scheduler: Any, calls: int) -> Iterator[tuple[Any, int]]:
-    """Yield the scheduler, or the parts of the scheduler, each with its count after this number of calls."""
+    """Yield the scheduler, or each of its parts, with the count that it reaches after `calls` calls."""
     if isinstance(scheduler, ChainedScheduler):
         for each in scheduler._schedulers:
             yield from _reached(each, calls)

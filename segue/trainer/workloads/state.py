@@ -93,8 +93,8 @@ def components_of(
 
 
 def same_on_every_rank(recipe: Recipe) -> Callable[[str], bool]:
-    """Return a predicate that tells if all ranks hold equal values of a state tensor. The values are equal for the
-    tensors that the optimizer changes.
+    """Return a predicate that tells if all ranks hold equal values of a state tensor. All ranks hold equal values of
+    the tensors that the optimizer changes.
 
     The buffers of a rank depend on the rank's own samples. For buffers, and for all other objects of a recipe, the
     values of rank 0 are saved.
@@ -120,7 +120,8 @@ def marked_parts(components: Mapping[str, Component]) -> dict[str, Any]:
     """Return the state trees whose marks are compared after a replay. A model's parameters and buffers are separate
     parts.
 
-    The result has no position, because the batches show the position, and no components that are never restored.
+    The result does not contain the position, because the batches show the position. The result also leaves out
+    components that are never restored.
     """
     found: dict[str, Any] = {}
     for name, component in components.items():
@@ -142,7 +143,7 @@ def capture(components: Mapping[str, Component]) -> dict[str, Any]:
 
 
 class _Copies(Mapping[str, torch.Tensor]):
-    """Tensors of a snapshot that are copied when they are read.
+    """The tensors of a snapshot. Each tensor is copied when it is read.
 
     An optimizer keeps the loaded tensors. If the loaded tensors were views, the whole shard would stay in memory.
     """

@@ -1,7 +1,7 @@
 """The structure of a recipe or a program: the modules, tensors and parameter groups that a resume builds again.
 
-A state_dict has values but no structure. It cannot restore a layer that was added during the run, or a weight that was
-pruned or replaced. If the structure changes, the next save detects the change by names and identities.
+A state_dict has values but no structure. A state_dict cannot restore a layer that was added during the run, or a weight
+that was pruned or replaced. If the structure changes, the next save detects the change by names and identities.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Structure:
         plain: Collection[str] = (),
         are_groups_restored: bool = False,
     ) -> None:
-        """`plain` has modules that their own `load_state_dict` restores. Such a `load_state_dict` does not accept new
-        buffers.
+        """`plain` contains the names of modules that a `load_state_dict` of their own restores. These modules do not
+        accept new buffers.
 
         If `are_groups_restored` is True, a resume gives each torch optimizer the parameters that the optimizer had at
         the save.
@@ -119,7 +119,7 @@ def structure_of_objects(objects: Mapping[str, Any]) -> Structure:
 
 
 def _of_modules(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
-    """Yield the modules that are new, are removed, or have another class, without the modules inside them."""
+    """Yield the modules that are new, are removed, or have another class. The modules inside them are left out."""
     found: list[tuple[str, str]] = []
     done: tuple[str, ...] = ()
     for name in dict.fromkeys((*built.modules, *now.modules)):
@@ -140,8 +140,8 @@ def _is_layer(name: str, module: nn.Module | None, modules: Mapping[str, nn.Modu
     """Whether training would differ without the module. Training would differ if the module has state, or if a torch
     container calls the module.
 
-    A module without state may also belong to a module of the user. The user's code then creates and calls the module
-    without state, and that code is the same after a resume.
+    A module without state may also be a submodule of a user's module. The user's code creates and calls this submodule,
+    and this code is the same after a resume.
     """
     parent = modules.get(name.rpartition(".")[0])
     has_state = module is not None and any(map(_has_state, module.modules()))
@@ -205,8 +205,8 @@ def _words(module: nn.Module) -> str:
 
 
 _BOUND = "bound"
-"""Key of changed groups in the saved state. If the groups have not changed, the saved state has no such key, so that
-its bytes stay the same."""
+"""Key of changed groups in the saved state. If the groups have not changed, the saved state does not contain this key,
+and its bytes stay the same."""
 
 
 def all_optimizers(recipe: Recipe) -> dict[str, Any]:

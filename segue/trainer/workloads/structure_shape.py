@@ -60,8 +60,8 @@ class Shape(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """The tables inside torch modules, which show a change within microseconds. This record keeps all objects alive, so
-    that their ids stay unique."""
+    """The tables inside torch modules. A comparison of these tables shows a change within microseconds. This record
+    keeps all objects alive, so that their ids stay unique."""
 
     attributes: list[dict[str, Any]]
     parameters: list[dict[str, Any]]

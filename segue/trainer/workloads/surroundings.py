@@ -1,7 +1,7 @@
 """Inputs of a recipe's code other than its arguments: environment variables, files, and settings of libraries.
 
-Each checkpoint records these inputs. A difference in these inputs alone never changes the verdict. But if a replay
-differs, a difference in these inputs is the likely cause.
+Each checkpoint records these inputs. If only these inputs differ, the verdict does not change. If a replay differs, a
+difference in these inputs is the likely cause.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _LONGEST_PATH = 300
 
 
 def surroundings(functions: Iterable[FunctionType], files: Iterable[str]) -> dict[str, Callable[[], Any]]:
-    """Return readers of the inputs that the user's functions read by name. `files` has the paths among the values of
-    these functions."""
+    """Return readers of the inputs that the user's functions read by name. `files` contains the paths that occur in the
+    values of these functions."""
     codes = [code for function in functions for code in codes_of(function.__code__)]
     names = {text for code in codes if _READ_VARIABLES.intersection(code.co_names) for text in _texts(code)}
     # SEGUE_CONFIG names a different file in each process. The content of this file belongs to the run's identity.
@@ -87,7 +87,7 @@ def file_readers(paths: Iterable[str]) -> dict[str, Callable[[], Any]]:
 
 
 def machine() -> dict[str, Any]:
-    """Values that are equal in all processes on this machine, and so show which recorded values depend on the
+    """Values that are equal in all processes on this machine. These values show which recorded values depend on the
     machine."""
     return {
         "cpus": os.cpu_count() or 1,
@@ -100,7 +100,7 @@ def machine() -> dict[str, Any]:
 
 
 _DENORMAL = 4e-39
-"""A number whose half is zero in float32 only if very small numbers are flushed to zero."""
+"""A float32 number whose half is not zero, unless the process flushes very small numbers to zero."""
 _SETTINGS: dict[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": lambda: str(torch.get_default_dtype()),
     "torch.get_default_device()": lambda: str(torch.get_default_device()),

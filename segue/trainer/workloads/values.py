@@ -15,7 +15,7 @@ from segue.user_objects.variables import is_registrable
 
 
 class LiveValue:
-    """A value that is restored in place. All objects that share the value or its parts then see the restored value."""
+    """A value that is restored in place. All objects that share the value or its parts see the restored value."""
 
     def __init__(self, value: Any, *, path: str) -> None:
         self._value, self._path = value, path
@@ -27,7 +27,7 @@ class LiveValue:
         put(self._value, tree)
 
     def devices(self) -> dict[str, str]:
-        """Device types of the tensors in the value that are not on the CPU, by path."""
+        """Device type of each tensor in the value that is not on the CPU, by path."""
         return {path: tensor.device.type for path, tensor in self._encoded()[1].items() if tensor.device.type != "cpu"}
 
     def move(self, devices: Mapping[str, str]) -> None:
@@ -42,7 +42,7 @@ class LiveValue:
 
 
 class RestoredValues:
-    """A component with the devices of the tensors in registered values, and with the names of the values that are
+    """A component that records the devices of the tensors in registered values, and the names of those values that are
     settings."""
 
     def __init__(self, components: Mapping[str, Component], *, paths: Sequence[str] = ()) -> None:
@@ -61,7 +61,8 @@ class RestoredValues:
 
 
 def component_of_value(target: Any, *, path: str) -> Component | None:
-    """Return the component for a value that is restored in place; None if it has a state_dict or no state.
+    """Return the component for a value that is restored in place. Return None if the value has no state, or has a
+    `state_dict`.
 
     Raises:
         UnsupportedStateError: a part of the value cannot be saved; `path` is the name of the value in messages.

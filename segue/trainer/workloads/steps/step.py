@@ -23,7 +23,7 @@ class ParameterOrder:
     """The optimizer's parameters in the order in which `clip_grad_norm_(model.parameters())` sums their norms.
 
     A different order changes the rounding. Parameters that no optimizer holds are left out. No optimizer clears the
-    gradients of such parameters, so these gradients grow from step to step, and no checkpoint has them. The model is
+    gradients of these parameters, so the gradients grow from step to step, and are in no checkpoint. The model is
     traversed only if the optimizer's parameters have changed, or after a call of `look_again`.
     """
 
@@ -32,7 +32,7 @@ class ParameterOrder:
         self._ordered: list[torch.Tensor] = []
 
     def of(self, model: torch.nn.Module, held: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return these parameters of the optimizer in the model's order."""
+        """Return the optimizer's parameters `held` in the order of the model."""
         if len(held) != len(self._held) or not all(map(operator.is_, held, self._held)):
             left = {id(parameter): parameter for parameter in held}
             first = [left.pop(id(parameter)) for parameter in parameters_of(bare(model)) if id(parameter) in left]
@@ -146,7 +146,7 @@ def _mean(losses: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _means(parts: Sequence[dict[str, torch.Tensor]], numbers: Sequence[float]) -> dict[str, float]:
-    """Mean of each part, by name. `numbers` has the values of `parts` in the same order."""
+    """Mean of each part, by name. `numbers` contains one number for each value in `parts`, in the same order."""
     found: dict[str, list[float]] = {}
     for name, number in zip((name for named in parts for name in named), numbers, strict=True):
         found.setdefault(name, []).append(number)

@@ -22,7 +22,7 @@ Number = torch.Tensor | float
 """A tensor of one element, or a plain number."""
 _WITHIN_FP32 = (torch.float32, torch.bfloat16, torch.float16)
 _ONE_BY_ONE = ("mps",)
-"""Devices that have neither streams nor a data type that holds every number."""
+"""Devices that have no streams, and no data type that can hold every number."""
 
 
 class Numbers(NamedTuple):
@@ -75,7 +75,7 @@ def _apart(number: Number) -> Number:
 
 
 def together(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Join tensors of one element into one tensor on `device`, in a type that holds each value exactly."""
+    """Join one-element tensors into one tensor on `device`, in a type that holds each value exactly."""
     kind = torch.float32 if all(tensor.dtype in _WITHIN_FP32 for tensor in tensors) else torch.float64
     return torch.stack([tensor.detach().reshape(()).to(device, kind) for tensor in tensors])
 
@@ -116,7 +116,7 @@ class Shown(NamedTuple):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """These numbers by name, for the recipe's `after_step`."""
+        """The step's numbers by name, for the recipe's `after_step`."""
         grad_norm = {} if self.grad_norm is None else {"grad_norm": self.grad_norm}
         return {"loss": self.loss} | grad_norm | self.parts
 
@@ -152,11 +152,11 @@ def ended(
     scale: Sequence[Number],
     measured: list[torch.Tensor] | None,
 ) -> StepBegun:
-    """Do the work after the update, and begin to read the step's numbers.
+    """Do the work that follows the update, and begin to read the step's numbers.
 
     `shown` interprets the values of the numbers in `asked`. If `measured` is not None, compute the norm of the
-    parameters in `measured`. All numbers are read in one copy. But if `after_step` takes metrics, the numbers in
-    `asked` are read before `after_step` is called.
+    parameters in `measured`. All numbers are read in one copy. If `after_step` takes metrics, the numbers in `asked`
+    are read before `after_step` is called.
     """
     values = on_host(asked)
     if values is not None:
