@@ -55,9 +55,9 @@ def folder_of(spec, attempt):
     return Path(spec.store.url) / "tiny" / "attempts" / attempt.claim.attempt_id
 
 
-def with_goal(spec):
+def with_goal(spec, *, steps=30):
     """The spec with a goal that is some commits away."""
-    return spec.model_copy(update={"steps": history_of(spec).committed_step + 30})
+    return spec.model_copy(update={"steps": history_of(spec).committed_step + steps})
 
 
 def finish(fork_server, spec):
@@ -213,7 +213,8 @@ def test_what_could_not_be_deleted_once_is_deleted_later(killed, spec):
         failed.append(key)
         return True
 
-    train_here(spec, fails=fails)
+    # Enough saves: while a save is written, the next ones are left out, and a busy machine takes its time.
+    train_here(spec, fails=fails, steps=400)
     assert failed
     assert there(orphans) == []
 
@@ -227,11 +228,11 @@ def test_who_may_not_list_uploads_still_gets_rid_of_orphans(killed, spec):
     assert there(orphans) == []
 
 
-def train_here(spec, *, fails):
+def train_here(spec, *, fails, steps=30):
     """The next attempt, in this process, with a store that fails as asked."""
     from segue.trainer.attempt import run_attempt
 
-    clock, runlog, spec = SystemClock(), log_of(spec), with_goal(spec)
+    clock, runlog, spec = SystemClock(), log_of(spec), with_goal(spec, steps=steps)
     plan = decide_next(runlog, spec, clock=clock).plan
     flaky = FaultyStore(runlog.store, fails=fails)
     return run_attempt(
