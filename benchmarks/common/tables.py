@@ -45,7 +45,8 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     console.print(_table(rows, [name for name in UPLOADERS if name in rows], _UPLOADER_COLUMNS))
     console.print(
         f"{report['size_bytes'] / 1e6:.0f} MB in {report['tensors']} tensors (many: {report['many_tensors']}), "
-        f"{report['rounds']} rounds ({report['rounds_steps']} of steps), medians; {report['cores']} cores, load {report['load_average_before']} before, "
+        f"{report['rounds']} rounds ({report['rounds_steps']} of steps), medians; "
+        f"{report['cores']} cores, load {report['load_average_before']} before, "
         f"{report['file_system']}, torch {report['torch']}; uploads to: {report['upload_endpoint']}"
     )
     cold = {True: "cold", False: "not cold: the files could not be dropped from memory", None: "not measured"}
