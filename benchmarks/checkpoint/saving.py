@@ -13,6 +13,9 @@ from benchmarks.checkpoint.savers import Saver, make_saver, make_state
 from benchmarks.checkpoint.steps import Slowdown, StepKind, StepSizes, slowdown
 
 _TOUCHED_EVERY_BYTES = 4096
+_SECONDS_BEFORE_FIRST_SAVE = 0.5
+"""A saver may prepare memory in the background until the first save, which comes after the first steps of a training.
+"""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class SaverBench:
         self._folder.mkdir(parents=True)
         self._is_prepared = True
         self._saver.prepare(self._state, self._folder)
+        time.sleep(_SECONDS_BEFORE_FIRST_SAVE)
         return self.save()
 
     def save(self) -> SaveTimes:

@@ -1,10 +1,13 @@
-"""Records that a process overwrites regularly while the process is alive."""
+"""Records that a process overwrites regularly while the process is alive.
+
+A reader ignores fields of a newer version, because a parent that sees no heartbeat declares the attempt lost.
+"""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from segue.records.documents import Record
 from segue.records.evidence import WitnessRow
@@ -16,6 +19,8 @@ class Heartbeat(Record):
     """The heartbeat of an attempt, which is overwritten in place. A change of `counter` shows that the attempt is
     alive.
     """
+
+    model_config = ConfigDict(extra="ignore")
 
     attempt_id: str
     counter: Count
@@ -67,6 +72,8 @@ class ParentRecord(Record):
     A change of `counter` shows that the parent is alive.
     """
 
+    model_config = ConfigDict(extra="ignore")
+
     run_id: str
     parent_id: str = Field(
         "", description="Id of this parent; empty: a start was requested, but no parent has started yet."
@@ -88,7 +95,7 @@ class ParentRecord(Record):
         description="Reason why recovery could not restart this parent after its "
         "death; None: recovery watches this parent.",
     )
-    # Left out if it is not set: older versions refuse a record with a field that they do not know.
+    # Left out if it is not set: version 0.1 refuses a record with a field that it does not know.
     adopted_by: str | None = Field(
         None,
         exclude_if=lambda name: name is None,
