@@ -28,6 +28,49 @@ def test_the_module_is_the_command():
     assert subprocess.check_output(command, text=True, timeout=60) == f"segue {version('segue')}\n"
 
 
+_WITHOUT_EXTRAS = """
+import sys
+from importlib.metadata import packages_distributions, requires
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+def needed(names):
+    found, left = set(), [canonicalize_name(name) for name in names]
+    while left:
+        if (name := left.pop()) not in found:
+            found.add(name)
+            each = map(Requirement, requires(name) or ())
+            left += [canonicalize_name(r.name) for r in each if not r.marker or r.marker.evaluate({"extra": ""})]
+    return found
+
+kept = needed(["segue"])
+blocked = {
+    module
+    for module, owners in packages_distributions().items()
+    if kept.isdisjoint(map(canonicalize_name, owners))
+}
+assert {"prefect", "pandas", "psutil", "boto3"} <= blocked and {"torch", "pydantic", "typer"}.isdisjoint(blocked)
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+for name in list(sys.modules):
+    if name.partition(".")[0] in blocked:
+        del sys.modules[name]
+sys.meta_path.insert(0, Finder())
+from segue.cli.main import whole_command
+print(sorted(whole_command().commands))
+"""
+
+
+def test_every_command_is_imported_without_the_packages_of_the_extras(place):
+    done = subprocess.run([sys.executable, "-c", _WITHOUT_EXTRAS], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{sorted(whole_command().commands)}\n"
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_can_complete_the_commands(place, shell):
