@@ -66,7 +66,8 @@ print(sorted(whole_command().commands))
 
 
 def test_every_command_is_imported_without_the_packages_of_the_extras(place):
-    done = subprocess.run([sys.executable, "-c", _WITHOUT_EXTRAS], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", _WITHOUT_EXTRAS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{sorted(whole_command().commands)}\n"
 
