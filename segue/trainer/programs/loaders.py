@@ -50,7 +50,7 @@ class Loaders:
 
         Raises:
             SessionError: another loader has replaced this loader, so that the generators and counters of this loader
-            were not committed.
+                were not committed.
         """
         if any(each() is loader for each in self._replaced):
             what = "run.batches(loader) got a loader that another loader had replaced in an earlier epoch."
