@@ -45,7 +45,8 @@ _TOUCHED_EVERY = timedelta(days=1)
 _OVERLAP = timedelta(hours=1)
 """Overlap of two searches. A search begins this much earlier than the newest known flow run."""
 _SOON = timedelta(minutes=1)
-"""Tolerance for comparisons with the server's time, which has only whole seconds."""
+"""Tolerance for comparisons with the server's time: its date has whole seconds, and a busy server answers with the date
+of some seconds ago."""
 _PAGE = 200
 """Number of rows in one request, which is the server's limit."""
 
@@ -140,13 +141,13 @@ def _in_flow_runs(client: SyncPrefectClient, *, now: datetime, clock: Clock) -> 
 
 
 def _moment(value: Any, *, now: datetime) -> datetime | None:
-    """Return the time in a Variable. Return None if the Variable has no time, or a time in the future."""
+    """Return the time in a Variable. Return None if the Variable has no time, or a time more than a minute in the
+    future."""
     try:
         found = datetime.fromisoformat(value)
     except (TypeError, ValueError):
         return None
-    # The server's date has whole seconds.
-    return found if found.tzinfo is not None and found <= now + timedelta(seconds=1) else None
+    return found if found.tzinfo is not None and found <= now + _SOON else None
 
 
 def _write(client: SyncPrefectClient, name: str, value: str, *, is_there: bool) -> None:

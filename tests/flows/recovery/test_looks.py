@@ -88,6 +88,12 @@ def test_a_store_is_found_however_many_flow_runs_came_after_it(client, tmp_path,
     monkeypatch.setattr(stores_module, "_flow_runs", lambda *_, since, **__: read.append(since) or [])
     assert old in known_stores(client, clock=SystemClock())
     assert min(read) > SystemClock().now() - timedelta(hours=2)
+    # A busy server sends the date of some seconds ago.
+    read.clear()
+    late = SystemClock().now() - timedelta(seconds=30)
+    monkeypatch.setattr(stores_module, "_time_of", lambda _answer: late)
+    assert old in known_stores(client, clock=SystemClock())
+    assert min(read) > SystemClock().now() - timedelta(hours=2)
 
 
 def test_a_clock_that_was_ahead_hides_no_flow_run(client, tmp_path):
