@@ -1,7 +1,8 @@
 """The generated reference: tables of fields in pages that ask for them, and docs/commands.md from the command line.
 
-Tables are written between `<!-- fields of module:Class: begin -->` and `<!-- fields: end -->`, and the table of metrics
-between `<!-- metrics: begin -->` and `<!-- metrics: end -->`.
+Tables are written between `<!-- fields of module:Class: begin -->` and `<!-- fields: end -->`, the table of metrics
+between `<!-- metrics: begin -->` and `<!-- metrics: end -->`, and the recorded figures of a benchmark between
+`<!-- figures of checkpoint: begin -->` and `<!-- figures: end -->`.
 `python -m website.reference` writes all, as `make docs` does before it builds the site. What is generated is committed,
 so that it can be read in the repository, and a test compares it with the code.
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 from typer.cli import get_docs_for_click
 
+from benchmarks.common.recorded import page_with_figures
 from segue.metrics.families import FAMILIES
 from website.fields import fields_text
 
@@ -33,13 +35,14 @@ an exit code other than 0. The commands of `python -m benchmarks` are in [benchm
 
 
 def page_with_tables(page: str) -> str:
-    """A page with its tables of fields and metrics as the code gives them now; unchanged if it has none."""
+    """A page with its tables of fields, metrics and figures as they are now; unchanged if it has none."""
 
     def written(found: re.Match[str]) -> str:
         model = getattr(importlib.import_module(found[2]), found[3])
         return f"{found[1]}\n{fields_text(model)}\n{found[4]}"
 
-    return _METRICS.sub(lambda found: f"{found[1]}\n{metrics_text()}\n{found[2]}", _TABLES.sub(written, page))
+    page = page_with_figures(_TABLES.sub(written, page))
+    return _METRICS.sub(lambda found: f"{found[1]}\n{metrics_text()}\n{found[2]}", page)
 
 
 def metrics_text() -> str:

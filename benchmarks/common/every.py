@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.common.child import child_environment
+from benchmarks.common.recorded import record, runs_of, tables_of
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
 from segue.clock import SystemClock
 from segue.reports.console import console
@@ -40,13 +41,16 @@ def every(
     quick: Annotated[bool, typer.Option("--quick", help="The smallest sizes, in about 15 minutes.")] = False,
     only: Annotated[str | None, typer.Option(help="Benchmarks by name, separated by commas.")] = None,
     folder: Annotated[Path, typer.Option(help="Folder for the figures: all.json and all.md.")] = Path("build"),
+    keep: Annotated[bool, typer.Option("--record", help="Also record the figures for docs/benchmarks.md.")] = False,
 ) -> None:
     """Run the benchmarks one after the other, and write one table of their figures, with date, machine and versions.
 
-    `deadline` and `chaos` are not included, because they need traces and a person's schedule. Exit code 0: every
-    benchmark ended with exit code 0.
+    `deadline` and `chaos` are not included, because they need traces and a person's schedule. With --record, `make
+    docs` then writes the tables of docs/benchmarks.md. Exit code 0: every benchmark ended with exit code 0.
     """
     leave_as_on_ctrl_c()
+    if quick and keep:
+        raise typer.BadParameter("the figures of --quick are not recorded. Fix: leave out --quick or --record.")
     asked = _QUICK if quick else _WHOLE
     names = [*asked] if only is None else only.split(",")
     if unknown := [name for name in names if name not in asked]:
@@ -59,6 +63,8 @@ def every(
             report["benchmarks"][name] = _run(name, asked[name])
             (folder / "all.json").write_text(json.dumps(report, indent=1))
             (folder / "all.md").write_text(as_markdown(report))
+    if keep:
+        record(report)
     console.print(as_markdown(report).rstrip(), markup=False, highlight=False, soft_wrap=True)
     if any(each["exit_code"] for each in report["benchmarks"].values()):
         raise typer.Exit(1)
@@ -88,13 +94,17 @@ def _run(name: str, options: tuple[str, ...]) -> dict[str, Any]:
     command, began = [sys.executable, "-m", "benchmarks", name, *options, "--json"], time.perf_counter()
     done = subprocess.run(command, env=child_environment(), stdout=subprocess.PIPE, text=True, check=False)
     figures = json.loads(done.stdout) if done.stdout.strip() else {}
-    return {"exit_code": done.returncode, "seconds": round(time.perf_counter() - began, 1), "figures": figures}
+    seconds = round(time.perf_counter() - began, 1)
+    return {"options": options, "exit_code": done.returncode, "seconds": seconds, "figures": figures}
 
 
 def as_markdown(report: Mapping[str, Any]) -> str:
-    """One table with each figure of each benchmark."""
+    """The tables of docs/benchmarks.md for this report, and one table with each figure of each benchmark."""
     about = [f"{name}: {value}" for name, value in report["about"].items()]
-    lines = ["; ".join(about), "", "| benchmark | figure | measured |", "| --- | --- | --- |"]
+    lines = ["; ".join(about), ""]
+    for name, run in runs_of(report).items():
+        lines += [f"## {name}", "", tables_of(run, name), ""]
+    lines += ["## All figures", "", "| benchmark | figure | measured |", "| --- | --- | --- |"]
     for name, each in report["benchmarks"].items():
         lines.append(f"| `{name}` | exit code; seconds | {each['exit_code']}; {each['seconds']} |")
         lines += [f"| `{name}` | {path} | {value} |" for path, value in _leaves(each["figures"], "")]

@@ -13,13 +13,13 @@ from rich.table import Table
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
 from segue.reports.console import console, show_json
 
-_QUICK_KILLS, _KILLS = 20, 200
+_QUICK_KILLS, _KILLS = 20, 150
 _MUST_BE_ZERO = ("commits_lost", "records_lost", "torn_visible")
 _SHOULD_BE_ZERO = ("orphans_left", "unfinished_left", "unfinished_left_elsewhere")
 
 
 def crash(
-    kills: Annotated[int | None, typer.Option(min=1, help="How many; 200.")] = None,
+    kills: Annotated[int | None, typer.Option(min=1, help="Number of kills; 150.")] = None,
     seed: Annotated[int, typer.Option(help="Of what is killed when and in which order.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="20 kills unless given, in a folder alone.")] = False,
     endpoint_url: Annotated[str | None, typer.Option(help="S3 to use; without, moto's server here.")] = None,

@@ -11,7 +11,7 @@ from segue.reports.console import console, show_json
 
 
 def fencing(
-    worlds: Annotated[int, typer.Option(min=1, help="Worlds to run; every second one is signed.")] = 20_000,
+    worlds: Annotated[int, typer.Option(min=1, help="Worlds to run; every second one is signed.")] = 10_000,
     first: Annotated[int, typer.Option(min=0, help="Seed of the first world: the same seed is the same world.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.checkpoint.ours import OurSaver
 from benchmarks.common.child import child_environment
+from benchmarks.waiting.far_bucket import far_bucket
 from benchmarks.waiting.logs import RUN_ID, spec_of, write_log
 from segue.clock import SystemClock
 from segue.continuity.witness import StepRow
@@ -25,13 +26,14 @@ from segue.runlog import keys
 from segue.runlog.entries import SealEntry, encode
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
-from segue.spec import RunSpec
+from segue.spec import RunSpec, StoreSpec
 from segue.stores import LocalStore
 
 Say = Callable[[str], None]
 MOST = 1.1
 """Largest exponent that still counts as linear: seconds vary from one measurement to the next."""
 _TRIES = 3
+_LATENCY_SECONDS = 0.02
 _MANY_TENSORS_BYTES = 16_000_000
 _MEGABYTE = 1_000_000
 
@@ -60,8 +62,8 @@ def measure(*, largest: int, say: Say) -> list[Growth]:
     """Measure all operations at sizes from the smallest size to `largest` times this size, in factors of ten."""
     factors = [10**power for power in range(int(math.log10(largest)) + 1)]
     found: list[Growth] = []
-    for part in (_states, _tensors, _logs, _runs, _curves):
-        say(part.__name__.strip("_"))
+    for part in (_states, _tensors, _logs, _runs, _runs_in_a_bucket, _curves):
+        say(part.__name__.strip("_").replace("_", " "))
         found += part(factors)
     return found
 
@@ -108,14 +110,14 @@ def _saved_and_restored(state: dict[str, torch.Tensor]) -> tuple[float, float]:
 def _logs(factors: Sequence[int]) -> list[Growth]:
     lengths = tuple(20 * factor for factor in factors)
     seconds = [_read_and_looked(length) for length in lengths]
-    kinds = ("read of a log", "look at a log that has one new record", "`segue status`")
+    kinds = ("read of a log", "look at a log that has one new record", "`segue status`", "`segue checkpoints`")
     return [
         Growth(f"{kind}, by records", "records", lengths, tuple(each[number] for each in seconds))
         for number, kind in enumerate(kinds)
     ]
 
 
-def _read_and_looked(length: int) -> tuple[float, float, float]:
+def _read_and_looked(length: int) -> tuple[float, ...]:
     with TemporaryDirectory() as folder:
         store, now = LocalStore(Path(folder)).create(), SystemClock().now()
         spec = spec_of(length, now=now)
@@ -132,7 +134,8 @@ def _read_and_looked(length: int) -> tuple[float, float, float]:
         for _ in range(_TRIES):
             _add_record(store, known.next_slot, read_history(known))
             looks.append(_timed(lambda: read_history(known.refresh())))
-        return read_seconds, min(looks), _fastest(_command, "status", RUN_ID, folder)
+        commands = (_fastest(_command, name, RUN_ID, folder) for name in ("status", "checkpoints"))
+        return read_seconds, min(looks), *commands
 
 
 def _add_record(store: LocalStore, slot: int, history: History) -> None:
@@ -149,10 +152,26 @@ def _runs(factors: Sequence[int]) -> list[Growth]:
 
 def _runs_listed(count: int) -> float:
     with TemporaryDirectory() as folder:
-        for number in range(count):
-            fields = {"run_id": f"run{number}", "recipe": "train:build", "steps": 10, "store": {"url": folder}}
-            open_run(RunSpec.parse(fields), clock=SystemClock())
+        _open_runs(StoreSpec(url=folder), count)
         return _fastest(_command, "runs", folder)
+
+
+def _runs_in_a_bucket(factors: Sequence[int]) -> list[Growth]:
+    seconds = tuple(map(_runs_listed_far_away, factors))
+    what = f"`segue runs`, by runs of a bucket with {_LATENCY_SECONDS * 1e3:.0f} ms a request"
+    return [Growth(what, "runs", tuple(factors), seconds)]
+
+
+def _runs_listed_far_away(count: int) -> float:
+    with far_bucket(latency_seconds=_LATENCY_SECONDS) as (near, far):
+        _open_runs(near, count)
+        return _fastest(_command, "runs", "--endpoint-url", str(far.endpoint_url), far.url)
+
+
+def _open_runs(store: StoreSpec, count: int) -> None:
+    for number in range(count):
+        fields = {"run_id": f"run{number}", "recipe": "train:build", "steps": 10, "store": store.model_dump()}
+        open_run(RunSpec.parse(fields), clock=SystemClock())
 
 
 def _curves(factors: Sequence[int]) -> list[Growth]:

@@ -20,7 +20,7 @@ MOST = {
 
 
 def overhead(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, every loop runs once.")] = 7,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, every loop runs once.")] = 3,
     is_empty: Annotated[
         bool, typer.Option("--empty", help="Measure a step that does nothing: microseconds by part.")
     ] = False,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
 from segue.reports.console import console, show_json
@@ -16,9 +20,19 @@ MOST_SECONDS = {
     "death_to_report_seconds": 1.0,
 }
 
+_PARTS = {
+    "last_step_to_report": "from the last step to the report",
+    "report_to_decision": "from the report to the decision",
+    "decision_to_created": "from the decision to the flow run",
+    "created_to_running": "from the flow run to its first line",
+    "running_to_claim": "from the first line to the claim",
+    "claim_to_first_step": "from the claim to the first new step",
+}
+"""The parts of a planned end in order. A turnaround has the last four."""
+
 
 def turnaround(
-    count: Annotated[int, typer.Option(min=1, help="Turnarounds to measure: half a minute each.")] = 10,
+    count: Annotated[int, typer.Option(min=1, help="Turnarounds to measure: half a minute each.")] = 7,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Measure the time from a decision to the first new step of its segment, on a warm local pool.
@@ -35,7 +49,28 @@ def turnaround(
     if as_json:
         show_json(found)
     else:
-        for name, value in found.items():
-            console.print(f"{name.replace('_', ' '):>32}  {value}", markup=False)
+        show(found, console)
     if any(found[name] > most for name, most in MOST_SECONDS.items()):
         raise typer.Exit(1)
+
+
+def show(found: Mapping[str, Any], to: Console) -> None:
+    """Print the parts of a turnaround and of a planned end one below the other, and their sums."""
+    table = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("medians, in seconds", no_wrap=True)
+    table.add_column("turnaround", justify="right")
+    table.add_column("planned end", justify="right")
+    for name, title in _PARTS.items():
+        values = (found.get(f"{start}{name}_seconds") for start in ("", "planned_end_"))
+        table.add_row(title, *("-" if value is None else f"{value:.2f}" for value in values))
+    table.add_section()
+    whole = (found["decision_to_first_step_seconds"], found["planned_end_seconds"])
+    slowest = (found["slowest_seconds"], found["slowest_planned_end_seconds"])
+    table.add_row("in all", *(f"{value:.2f}" for value in whole))
+    table.add_row("slowest", *(f"{value:.2f}" for value in slowest))
+    to.print(table)
+    to.print(
+        f"{found['turnarounds']} turnarounds; orchestration {found['orchestration_seconds']} s; from a death to its "
+        f"report {found['death_to_report_seconds']} s, slowest {found['slowest_death_to_report_seconds']} s",
+        markup=False,
+    )

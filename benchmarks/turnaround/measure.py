@@ -6,7 +6,7 @@ import os
 import signal
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from itertools import pairwise
@@ -63,6 +63,22 @@ class Turnaround:
         return self.orchestration + self.running_to_claim + self.claim_to_first_step
 
 
+@dataclass(frozen=True)
+class PlannedEnd:
+    """One planned end and the turnaround after it, in seconds."""
+
+    last_step_to_report: float
+    """Seconds from the last step of the segment until its report is in the log: the last save, and the end of the
+    attempt."""
+    report_to_decision: float
+    """Seconds until the parent has read the report and written its next decision."""
+    turnaround: Turnaround
+
+    @property
+    def total(self) -> float:
+        return self.last_step_to_report + self.report_to_decision + self.turnaround.total
+
+
 def measure(count: int, *, say: Callable[[str], None]) -> dict[str, Any]:
     """Medians of `count` turnarounds and of their parts.
 
@@ -82,19 +98,32 @@ def measure(count: int, *, say: Callable[[str], None]) -> dict[str, Any]:
             stack.stop()
 
 
-def report(found: list[Turnaround], planned_ends: list[float], deaths: list[float]) -> dict[str, Any]:
+def report(found: list[Turnaround], planned_ends: list[PlannedEnd], deaths: list[float]) -> dict[str, Any]:
     """The figures of these turnarounds, and of planned ends and detected deaths, in seconds. The function is pure."""
-    parts = {field.name: statistics.median(getattr(each, field.name) for each in found) for field in fields(Turnaround)}
+    totals = [each.total for each in planned_ends]
+    parts = medians(found) | {f"planned_end_{name}": value for name, value in _medians_of_ends(planned_ends).items()}
     return {
         "turnarounds": len(found),
         "decision_to_first_step_seconds": round(statistics.median(each.total for each in found), 2),
         "orchestration_seconds": round(statistics.median(each.orchestration for each in found), 2),
         "slowest_seconds": round(max(each.total for each in found), 2),
-        "planned_end_seconds": round(statistics.median(planned_ends), 2),
-        "slowest_planned_end_seconds": round(max(planned_ends), 2),
+        "planned_end_seconds": round(statistics.median(totals), 2),
+        "slowest_planned_end_seconds": round(max(totals), 2),
         "death_to_report_seconds": round(statistics.median(deaths), 2),
         "slowest_death_to_report_seconds": round(max(deaths), 2),
     } | {f"{name}_seconds": round(value, 2) for name, value in parts.items()}
+
+
+def medians(found: Sequence[Turnaround]) -> dict[str, float]:
+    """The median of each part of these turnarounds."""
+    return {field.name: statistics.median(getattr(each, field.name) for each in found) for field in fields(Turnaround)}
+
+
+def _medians_of_ends(found: Sequence[PlannedEnd]) -> dict[str, float]:
+    return {
+        "last_step_to_report": statistics.median(each.last_step_to_report for each in found),
+        "report_to_decision": statistics.median(each.report_to_decision for each in found),
+    } | medians([each.turnaround for each in found])
 
 
 def _turnarounds(client: SyncPrefectClient, folder: Path, count: int, say: Callable[[str], None]) -> list[Turnaround]:
@@ -110,12 +139,12 @@ def _turnarounds(client: SyncPrefectClient, folder: Path, count: int, say: Calla
     request_stop(runlog, reason="the benchmark has all its turnarounds")
     _wait(lambda: read_history(runlog).open_plan is None or None, what="the end of the last segment")
     history = read_history(runlog)
-    by_attempt = {run.name: run for run in _flow_runs(client)}
-    return [_turnaround(history, attempt, by_attempt) for attempt in history.attempts[1:]]
+    by_name = _flow_runs(client, _RUN_ID)
+    return [_turnaround(history, attempt, by_name) for attempt in history.attempts[1:]]
 
 
-def _planned_ends(client: SyncPrefectClient, folder: Path, count: int, say: Callable[[str], None]) -> list[float]:
-    """Seconds from the last step of a segment to the first new step of the next one on the same machine."""
+def _planned_ends(client: SyncPrefectClient, folder: Path, count: int, say: Callable[[str], None]) -> list[PlannedEnd]:
+    """The planned ends of a run whose segments train one after the other on the same machine."""
     run = {"run_id": "planned", "steps": (count + 1) * _PLANNED_STEPS, "segment": {"steps": _PLANNED_STEPS}}
     runlog = open_run(_spec(folder, **run), clock=SystemClock())
     trigger(client, _spec(folder, **run))
@@ -123,8 +152,16 @@ def _planned_ends(client: SyncPrefectClient, folder: Path, count: int, say: Call
         _training(runlog, number)
         say(f"planned end {number} of {count}: the next segment trains")
     _wait(lambda: read_history(runlog).is_over or None, what="the end of the last segment")
-    attempts = read_history(runlog).attempts
-    return [_gap_seconds(last, following) for last, following in pairwise(attempts)]
+    history, by_name = read_history(runlog), _flow_runs(client, "planned")
+    reported = {
+        slot.entry.report.attempt_id: slot.entry.written_at
+        for slot in runlog.slots
+        if isinstance(slot.entry, ReportEntry)
+    }
+    return [
+        _planned_end(history, last, following, reported_at=reported[last.claim.attempt_id], by_name=by_name)
+        for last, following in pairwise(history.attempts)
+    ]
 
 
 def _deaths(client: SyncPrefectClient, folder: Path, count: int, say: Callable[[str], None]) -> list[float]:
@@ -157,12 +194,18 @@ def _after_a_commit(runlog: RunLog, number: int) -> Attempt | None:
     return attempt if attempt.commits else None
 
 
-def _gap_seconds(last: Attempt, following: Attempt) -> float:
-    before, after = last.report, following.report
-    assert before is not None
-    assert after is not None
-    claims = _between(last.claim.written_at, following.claim.written_at)
-    return claims + after.startup_seconds - before.startup_seconds - before.train_seconds
+def _planned_end(
+    history: History, last: Attempt, following: Attempt, *, reported_at: datetime, by_name: dict[str, FlowRun]
+) -> PlannedEnd:
+    ended, decision = last.report, history.decision_of(following.claim.segment, following.claim.attempt)
+    assert ended is not None
+    assert decision is not None
+    trained_seconds = ended.startup_seconds + ended.train_seconds
+    return PlannedEnd(
+        last_step_to_report=_between(last.claim.written_at, reported_at) - trained_seconds,
+        report_to_decision=_between(reported_at, decision.written_at),
+        turnaround=_turnaround(history, following, by_name),
+    )
 
 
 def _spec(folder: Path, **changes: Any) -> RunSpec:
@@ -203,14 +246,16 @@ def _wait(condition: Callable[[], _T | None], *, what: str) -> _T:
     return found
 
 
-def _flow_runs(client: SyncPrefectClient) -> list[FlowRun]:
-    return client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", _RUN_ID])))
+def _flow_runs(client: SyncPrefectClient, run_id: str) -> dict[str, FlowRun]:
+    of_run = FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", run_id]))
+    return {run.name: run for run in client.read_flow_runs(flow_run_filter=of_run)}
 
 
 def _turnaround(history: History, attempt: Attempt, by_name: dict[str, FlowRun]) -> Turnaround:
     claim, report_of = attempt.claim, attempt.report
     decision = history.decision_of(claim.segment, claim.attempt)
-    run = by_name[f"{_RUN_ID}-seg{claim.segment}-a{claim.attempt}-{claim.capacity}"]
+    assert history.spec is not None
+    run = by_name[f"{history.spec.run_id}-seg{claim.segment}-a{claim.attempt}-{claim.capacity}"]
     assert decision is not None
     assert report_of is not None
     assert run.created is not None

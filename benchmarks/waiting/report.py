@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.crash.places import made_up_keys, moto_server, new_bucket
-from benchmarks.waiting.far_s3 import far_s3
+from benchmarks.waiting.far_bucket import far_bucket
 from benchmarks.waiting.logs import RUN_ID, spec_of, write_log
 from benchmarks.waiting.parents import wait_for
 from benchmarks.waiting.remote_store import RemoteStore
@@ -21,7 +18,6 @@ from segue.clock import SystemClock
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.runlog.packs import PACK_SLOTS, Packs
-from segue.spec import StoreSpec
 from segue.stores import LocalStore, Store, open_store
 
 Say = Callable[[str], None]
@@ -61,10 +57,10 @@ def measure(options: Options, *, say: Say) -> dict[str, Any]:
         report |= _reloads("local", store, store, records, say)
         report |= _reloads("remote", store, far, records, say)
     if options.with_s3:
-        with _far_bucket(options.latency_seconds) as (near_s3, far_s3_store):
+        with far_bucket(latency_seconds=options.latency_seconds) as (near, far_spec):
             say(f"writing {records} records to S3")
-            write_log(near_s3, spec, records=records, now=SystemClock().now())
-            report |= _reloads("s3", near_s3, far_s3_store, records, say)
+            write_log(open_store(near), spec, records=records, now=SystemClock().now())
+            report |= _reloads("s3", open_store(near), open_store(far_spec), records, say)
     return report
 
 
@@ -101,16 +97,3 @@ def _write_packs(store: Store) -> None:
     packs = Packs(store, RUN_ID)
     for number in range(log.next_slot // PACK_SLOTS):
         packs.write(number, log_id=log.log_id)
-
-
-@contextmanager
-def _far_bucket(latency_seconds: float) -> Iterator[tuple[Store, Store]]:
-    """A prefix of a bucket on moto's server, as a store without delay, and as a store with a round trip for each
-    request."""
-    with made_up_keys(), moto_server() as url, new_bucket(url) as bucket:
-        prefix = f"s3://{bucket}/{uuid.uuid4().hex}"
-        with far_s3(url, latency_seconds=latency_seconds) as far_url:
-            yield (
-                open_store(StoreSpec(url=prefix, endpoint_url=url)),
-                open_store(StoreSpec(url=prefix, endpoint_url=far_url)),
-            )
