@@ -52,7 +52,8 @@ def test_a_figure_that_misses_its_target_is_bold_and_one_that_meets_it_is_not():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.0123, "0.0123"), (2.0, "2"), (99.96, "100"), (1.0114, "1.011"), (True, "yes"), ("x", "-")]
+    ("value", "text"),
+    [(0.0123, "0.0123"), (2.0, "2"), (99.96, "99.96"), (123.4, "123"), (1.0114, "1.011"), (True, "yes"), ("x", "-")],
 )
 def test_values_have_three_or_four_digits(value, text):
     assert shown(value) == text
