@@ -81,9 +81,8 @@ class NoLostRecordError(UsageError):
         self.run_id, self.slot, self.unread = run_id, slot, unread
         named = ", ".join(map(str, unread[:_MOST_NAMED]))
         super().__init__(
-            f"record {slot} of the log of {run_id} cannot be given up: the record can be read, or does not "
-            "exist, or was "
-            "given up before.",
+            f"record {slot} of the log of {run_id} cannot be given up: the record can be read, or does not exist, or "
+            "was given up before.",
             fix=f"give --record {named}." if unread else "none needed: every record can be read, or was given up.",
         )
 

@@ -9,10 +9,9 @@ from segue.errors.storage import CheckpointError
 def _stop_fix(key: str, slot: int) -> str:
     run_id = key.partition("/")[0]
     return (
-        f"find out who can write to the store. Then move {key} out of the store and start the run again. If the "
-        "run then "
-        f"says that record {slot} is missing: segue checkpoints give-up-record {run_id} --record {slot}. "
-        "See docs/security.md."
+        f"find out who can write to the store. Then move {key} out of the store and start the run again. If the run "
+        f"then says that record {slot} is missing: segue checkpoints give-up-record {run_id} --record {slot}. See "
+        "docs/security.md."
     )
 
 
@@ -106,8 +105,7 @@ class LostRecordError(SegueError):
         self.run_id, self.slot, self.key, self.why = run_id, slot, key, why
         super().__init__(
             f"record {slot} of the signed log of {run_id} cannot be read ({key}: {why}). The record may have "
-            "quarantined "
-            "a checkpoint or stopped the run, so segue makes no decision without it.",
+            "quarantined a checkpoint or stopped the run, so segue makes no decision without it.",
             fix=f"restore {key} from the bucket's versions or from a backup. If that is not possible, look "
             "at the records before and after it, then continue without it: segue checkpoints give-up-record "
             f"{run_id} --record {slot}",

@@ -64,8 +64,7 @@ class NonDeterministicOperationError(SegueError):
         place = f" at {where}" if where else ""
         super().__init__(
             f"{operation}{place} has no deterministic kernel, but only deterministic kernels are allowed "
-            "(deterministic = "
-            "true in the run spec, or torch.use_deterministic_algorithms in the recipe).",
+            "(deterministic = true in the run spec, or torch.use_deterministic_algorithms in the recipe).",
             fix="replace the operation, or remove that setting; resumes are then compared within the measured noise.",
         )
 
@@ -207,8 +206,7 @@ class MachineTooSmallError(MachineError):
         self.key, self.needed_bytes, self.memory_bytes = key, needed_bytes, memory_bytes
         super().__init__(
             f"{key} has {needed_bytes / 1e9:.1f} GB, but this process may use only {memory_bytes / 1e9:.1f} GB of "
-            "memory. "
-            "The checkpoint was not changed.",
+            "memory. The checkpoint was not changed.",
             fix="resume on a machine, or in a container, with more memory.",
         )
 

@@ -172,8 +172,7 @@ class TorchAccelerator:
                 _clear_error(device)
                 log.warning(
                     "the system refused to lock %d bytes of host memory (CUDA error %d); saves continue, but copy "
-                    "several "
-                    "times slower. Fix: give the machine or container more memory",
+                    "several times slower. Fix: give the machine or container more memory",
                     memory.nbytes,
                     error,
                 )
