@@ -303,8 +303,8 @@ class SlotRunner:
         return end is not None and end.outcome == "superseded"
 
     def _end(self, slot: datetime, outcome: SlotOutcome, why: str, word: Word | None = None) -> State[Any]:
-        """End a slot, and return a state with the name `word` for its flow
-        run. Without `word`, return a failed state."""
+        """End a slot, and return a state with the name `word` for its flow run. Without `word`, return a failed
+        state."""
         self._finish(slot, outcome, why)
         message = f"{run_id_of(self._spec, slot)}: {why}"
         return state_with(word, message) if word is not None else Failed(message=message)

@@ -59,9 +59,8 @@ def train(
 
     If the flow starts again with the same run id, it resumes the run from the run's log. If an attempt is still alive,
     the flow waits for this attempt and starts no second attempt. If another parent is alive, the flow ends at once.
-    `requested_at_slot` is the number that the log's next record had when the start was
-    requested. If a later record stops the
-    run, the flow does not undo the stop. `after_parent` is the id of a parent that is known to be dead.
+    `requested_at_slot` is the number that the log's next record had when the start was requested. If a later record
+    stops the run, the flow does not undo the stop. `after_parent` is the id of a parent that is known to be dead.
     """
     survive_broken_output()
     quieten()

@@ -1,7 +1,7 @@
 """Train PyTorch models on interruptible spot capacity, in segments that end at a committed checkpoint.
 
-The names in `__all__` are the public API. Each name is loaded on first use, so that
-`import segue` is fast and imports neither torch nor boto3 nor prefect.
+The names in `__all__` are the public API. Each name is loaded on first use, so that `import segue` is fast and imports
+neither torch nor boto3 nor prefect.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Finds credentials in texts before segue stores or shows the texts.
 
 The form of a value, or its name, shows that the value is a credential. If a text that segue would store contains a
-credential, segue refuses the text. Before segue shows a text, segue removes all credentials from
-it. A reference to a secret
-(`$NAME`, `env:NAME`) is not a credential.
+credential, segue refuses the text. Before segue shows a text, segue removes all credentials from it. A reference to a
+secret (`$NAME`, `env:NAME`) is not a credential.
 """
 
 from __future__ import annotations

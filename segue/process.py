@@ -115,9 +115,8 @@ class ProcessRef:
 class Parent:
     """The process that started this process.
 
-    This check never mistakes a zombie or a reused process id for the
-    parent, because the system gives this process another
-    parent as soon as the first parent ends.
+    This check never mistakes a zombie or a reused process id for the parent, because the system gives this process
+    another parent as soon as the first parent ends.
     """
 
     def __init__(self, pid: int | None = None) -> None:

@@ -79,8 +79,8 @@ class Recipe:
 
     Its arguments are the model, a batch and `optimizer`. The function clears the gradients, computes the loss and the
     gradients, clips the gradients, and updates the weights. The return value is the same as that of `loss`: a tensor, a
-    number, or a dict of these.
-    Then segue steps the schedulers. A recipe with a `step` function trains in one process only.
+    number, or a dict of these. Then segue steps the schedulers. A recipe with a `step` function trains in one process
+    only.
     """
     accumulate: int = 1
     """Number of batches per step.
@@ -140,9 +140,8 @@ class Recipe:
     """A function that rank 0 calls when a notice ends the attempt, before the last checkpoint.
 
     Rank 0 also calls the function once for each hint. The function runs in a separate thread. Rank 0 waits at most 5 s
-    for the function. If the last checkpoint needs this time, rank 0 waits
-    less. If no time is left, rank 0 does not call the function.
-    segue logs exceptions of the function. The function must not change training state.
+    for the function. If the last checkpoint needs this time, rank 0 waits less. If no time is left, rank 0 does not
+    call the function. segue logs exceptions of the function. The function must not change training state.
     """
     gives_metrics: bool = field(init=False, default=False, repr=False)
     """Whether the function `after_step` has a parameter `metrics`."""

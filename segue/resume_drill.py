@@ -91,11 +91,11 @@ def drill_spec(
     """Run `spec` twice, the second time with kills and notices. Report whether each resume continued the run correctly.
 
     Both runs have the settings of the spec, except for the save interval. This interval is a number of steps, and is
-    short enough for a commit before and after each
-    disturbance. Both runs commit in `folder` (a temporary folder by default), or below a
-    separate prefix in `store`, and never in the run of the spec. If the drill passes, it deletes the objects below the
-    prefix. A program runs in the current folder, and finds the files that its earlier attempts left there. In every
-    second resume, counted back from the last one, the drill hides these files, as if the resume ran on another machine.
+    short enough for a commit before and after each disturbance. Both runs commit in `folder` (a temporary folder by
+    default), or below a separate prefix in `store`, and never in the run of the spec. If the drill passes, it deletes
+    the objects below the prefix. A program runs in the current folder, and finds the files that its earlier attempts
+    left there. In every second resume, counted back from the last one, the drill hides these files, as if the resume
+    ran on another machine.
 
     Raises:
         RecipeError, ProgramError: the recipe or program does not exist. Nothing was started.

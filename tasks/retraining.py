@@ -173,9 +173,8 @@ def start_triggered(spec: RetrainSpec, *, now: datetime) -> tuple[str, ...]:
     """Start the flow runs of requested slots that have not begun. Return one line about each slot.
 
     Recovery does not see a flow run that ended before its first heartbeat. To restart such a slot, this task starts the
-    slot's flow run again, at most five
-    times. If this task crashes, the next check continues the work, because each start has an
-    idempotency key.
+    slot's flow run again, at most five times. If this task crashes, the next check continues the work, because each
+    start has an idempotency key.
 
     Raises:
         OrchestratorError: the retraining has no deployment, and the next check tries again; or the flow run of a slot

@@ -1,9 +1,8 @@
 """A Prefect worker that prepares processes and starts segments in them: `segue worker`.
 
 While a segment trains, an engine and a trainer for the next segment wait with all modules imported. Because of this
-preparation, the next segment starts two to three seconds
-sooner. When the worker ends, the waiting engine and trainer also end. Other flow
-runs start as in any worker.
+preparation, the next segment starts two to three seconds sooner. When the worker ends, the waiting engine and trainer
+also end. Other flow runs start as in any worker.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from segue.runlog.history import History
 
 TOLERATED_STEPS = 8
-"""Number of steps after a fork for which the tolerances between different environments
-apply. Later steps may diverge."""
+"""Number of steps after a fork for which the tolerances between different environments apply. Later steps may
+diverge."""
 
 _CHANNELS = tuple(TOLERANCES)
 

@@ -43,10 +43,9 @@ def tracking(
 ) -> Iterator[None]:
     """While the block runs, send the steps of the run to its trackers.
 
-    When the block ends, segue sends the remaining steps. If the run has ended, segue also sends its
-    end. After an exception, the
-    block does not wait, and the process that continues the run sends the remaining steps. If a tracker fails or hangs,
-    segue logs the failure, and the run continues. `segue track RUN` sends the missing steps.
+    When the block ends, segue sends the remaining steps. If the run has ended, segue also sends its end. After an
+    exception, the block does not wait, and the process that continues the run sends the remaining steps. If a tracker
+    fails or hangs, segue logs the failure, and the run continues. `segue track RUN` sends the missing steps.
     """
     if not trackers:
         yield

@@ -68,8 +68,7 @@ class PrefectOrchestrator:
 
     The class implements `segue.controller.orchestrator.Orchestrator`. No method waits for an API that does not answer.
     If the API does not answer, methods return the last known states, and a separate thread repeats each request until
-    the API accepts it.
-    `log_id` is the id of the run's log.
+    the API accepts it. `log_id` is the id of the run's log.
     """
 
     def __init__(self, *, log_id: str) -> None:

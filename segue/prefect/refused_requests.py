@@ -2,9 +2,8 @@
 
 Prefect's server reads and then writes in one transaction. If another connection writes between the read and the write,
 SQLite refuses the write, and the server answers 503. Nothing was changed, so the same request succeeds a moment later.
-But before each repetition Prefect's client waits for 2, 4, 8, 16 or 32
-s. If all repeated requests fail, a worker gives up the flow
-run.
+But before each repetition Prefect's client waits for 2, 4, 8, 16 or 32 s. If all repeated requests fail, a worker gives
+up the flow run.
 """
 
 from __future__ import annotations

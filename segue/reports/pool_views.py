@@ -115,8 +115,8 @@ def _facts(name: str, seen: SeenPools) -> dict[str, Any]:
 
 
 def _mean_to_end(intervals: Sequence[SeenInterval]) -> float | None:
-    """Return the mean length of intervals, as if intervals ended at a constant
-    rate. If no end was observed, return None."""
+    """Return the mean length of intervals, as if intervals ended at a constant rate. If no end was observed, return
+    None."""
     ends = sum(each.has_ended for each in intervals)
     return round(sum(each.seconds for each in intervals) / ends, 1) if ends else None
 

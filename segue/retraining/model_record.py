@@ -182,7 +182,6 @@ class Decision(Record):
     """The answer about a candidate that waited for a decision.
 
     The record promotes or rejects the candidate, and ends the candidate's slot.
-    The record promotes or rejects the candidate, and ends the candidate's slot.
     """
 
     kind: Literal["decision"] = "decision"

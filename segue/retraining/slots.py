@@ -52,9 +52,8 @@ def run_id_of(spec: RetrainSpec, slot: datetime) -> str:
 def run_of(spec: RetrainSpec, slot: datetime, window: Window | None, *, now: datetime) -> RunSpec:
     """Return the run of a slot on the files of the slot's window.
 
-    If the deadline has passed, segue drops it, so that the run has the lowest
-    cost. A relative path of the store's folder begins
-    at the current folder.
+    If the deadline has passed, segue drops it, so that the run has the lowest cost. A relative path of the store's
+    folder begins at the current folder.
     """
     deadline = slot + timedelta(hours=spec.ready_within_hours) if spec.ready_within_hours is not None else None
     fields = spec.run | {"run_id": run_id_of(spec, slot)}

@@ -263,8 +263,8 @@ class Window(Record):
     unlike: tuple[str, ...] = Field((), description="Conflicts between the window's files, in sentences.")
 
     def data_of(self, files: tuple[WindowFile, ...], access: DataAccess) -> DataSpec:
-        """Return the data part of a run spec, with these files of the
-        window. The run reads them as the check of the window did."""
+        """Return the data part of a run spec, with these files of the window. The run reads them as the check of the
+        window did."""
         plain = tuple(DataFile(**file.model_dump(include=set(DataFile.model_fields))) for file in files)
         return DataSpec(files=plain, columns=self.columns, **access.model_dump(include=set(DataAccess.model_fields)))
 

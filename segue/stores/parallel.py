@@ -13,8 +13,8 @@ READERS = 32
 """Number of parallel requests."""
 _AHEAD_OBJECTS = 4 * READERS
 _AHEAD_BYTES = 64 * 2**20
-"""Maximum number of bytes that are requested in advance, before the caller uses the
-bytes. A single object may be larger."""
+"""Maximum number of bytes that are requested in advance, before the caller uses the bytes. A single object may be
+larger."""
 
 
 def read_each(store: Store, wanted: Iterable[ObjectInfo], *, most_bytes: int) -> Iterator[tuple[str, bytes | None]]:

@@ -71,9 +71,8 @@ class Variables:
     Pass them to `Recipe.extra` or to `run.track`, for example `segue.Variables(loss, "calls")`. The first argument is
     the holder of the variables. If the holder is a function, the variables are closure variables, default arguments,
     attributes or global variables. If the holder is a module, a class or an object, the variables are attributes. If
-    the holder is a dict such as `globals()`, the variables are
-    entries. A resume restores tensors, arrays, lists and dicts in place, so that every
-    reference sees the change. It assigns all other values.
+    the holder is a dict such as `globals()`, the variables are entries. A resume restores tensors, arrays, lists and
+    dicts in place, so that every reference sees the change. It assigns all other values.
 
     Raises:
         SessionError: the holder lacks a variable with one of the names, or no name was given.

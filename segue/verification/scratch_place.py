@@ -34,9 +34,8 @@ def scratch_place(
 ) -> Iterator[RunPlace]:
     """Provide a store for test runs below `store`, in `folder` or in a temporary folder.
 
-    At the end of the block, the content is removed, except if `keep_if` keeps
-    it. The name of the folder or prefix begins with
-    `name`. If this process crashes, the content stays.
+    At the end of the block, the content is removed, except if `keep_if` keeps it. The name of the folder or prefix
+    begins with `name`. If this process crashes, the content stays.
     """
     name = f"{name}-{uuid.uuid4().hex[:12]}"
     fast = spec.checkpoints.fast_folder

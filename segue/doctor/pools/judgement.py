@@ -21,8 +21,8 @@ Judge = Callable[[PoolState, Needs], Result | None]
 
 @dataclass(frozen=True)
 class OfJobs:
-    """A check of a pool's jobs, which applies only to some types of
-    pools. If the jobs are unknown, the check is skipped."""
+    """A check of a pool's jobs, which applies only to some types of pools. If the jobs are unknown, the check is
+    skipped."""
 
     look: Callable[[PoolState, PoolJob, Needs], Result]
     types: tuple[str, ...]

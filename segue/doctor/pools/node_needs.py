@@ -1,8 +1,7 @@
 """Finds the nodes of a Kubernetes cluster on which a pod may run, by the pod's nodeSelector and required nodeAffinity.
 
-The module is pure. The module also defines the grace period that each platform gives to pods on spot
-nodes. This grace period
-overrides the value in the pod's template.
+The module is pure. The module also defines the grace period that each platform gives to pods on spot nodes. This grace
+period overrides the value in the pod's template.
 """
 
 from __future__ import annotations

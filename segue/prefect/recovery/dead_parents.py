@@ -169,9 +169,8 @@ def recover_run(
 def stop_if_cancelled(client: SyncPrefectClient, runlog: RunLog) -> None:
     """Stop the run if a person cancelled the flow run of its dead parent. Call this before a new parent starts.
 
-    If a parent was killed while it was ending, the parent has not stopped the
-    run. Without the stop, the late report of the
-    parent's segment would end the new run.
+    If a parent was killed while it was ending, the parent has not stopped the run. Without the stop, the late report of
+    the parent's segment would end the new run.
 
     Raises:
         StoreReadError, StoreWriteError: a retry is safe.
@@ -199,9 +198,8 @@ def _give_up_slow(client: SyncPrefectClient, runs: list[FlowRun], *, now: dateti
 def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentRecord) -> list[FlowRun]:
     """Return the flow runs of a run's parents, the newest first.
 
-    If another store has a run with the same id, the flow runs of that run are not in the
-    result. The result always has the parent in the
-    record `dead`. A parent that was started from the UI or by `retrain` has no tag with the run id.
+    If another store has a run with the same id, the flow runs of that run are not in the result. The result always has
+    the parent in the record `dead`. A parent that was started from the UI or by `retrain` has no tag with the run id.
     """
     found = client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=["train"])),

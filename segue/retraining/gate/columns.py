@@ -82,8 +82,8 @@ class Columns:
 def columns_of(
     files: Sequence[WindowFile], local: Mapping[str, Path], types: Mapping[str, str], reading: Reading = _USUAL
 ) -> Iterator[Columns]:
-    """Yield one table with the rows of these files. `types` gives the types of its
-    columns. `local` gives the local path of each file.
+    """Yield one table with the rows of these files. `types` gives the types of its columns. `local` gives the local
+    path of each file.
 
     CSV files are converted to Parquet files, so that single columns can be read. The Parquet files exist until the
     block ends.

@@ -1,5 +1,5 @@
-"""A replay process that runs beside the trainer. It has a low priority, and ends with
-the trainer. The module also checks that there is enough memory."""
+"""A replay process that runs beside the trainer. It has a low priority, and ends with the trainer. The module also
+checks that there is enough memory."""
 
 from __future__ import annotations
 
