@@ -1,7 +1,9 @@
-"""Handles the address of a bucket: the parts of the URL, permitted endpoints, and the settings of obstore."""
+"""Handles the address of a bucket: the parts of the URL, permitted endpoints, refused certificates, and the settings of
+obstore."""
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -13,6 +15,11 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
 CLIENT_TIMEOUT = timedelta(seconds=60)
+_REFUSED_CERTIFICATE = re.compile(
+    r"InvalidCertificate\((?:\s*Other\w*\()*\s*(?P<rustls>\w+)"
+    r"|certificate verify failed: (?P<openssl>[^(]+\w)|(?P<urllib3>hostname '\S+' doesn't match .*)"
+)
+"""The reason in a message of rustls, which obstore uses, and of OpenSSL and urllib3, which boto3 uses."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -69,10 +76,28 @@ def checked_endpoint(url: str, endpoint_url: str | None) -> str | None:
     return endpoint_url
 
 
-def client_options(endpoint_url: str | None, timeout: timedelta = CLIENT_TIMEOUT) -> ClientConfig:
-    """Return the settings of obstore for an endpoint. `timeout` is the time limit of one request, including its
-    body."""
+CA_AS_SERVER = "ca used as end entity"
+"""The fault of a server's certificate that is at the same time a certificate of a CA."""
+
+
+def certificate_fault(message: str) -> str | None:
+    """Return the reason why the certificate of a server was refused. Return None if this error has another cause."""
+    found = _REFUSED_CERTIFICATE.search(message)
+    if found is None:
+        return None
+    if found["rustls"]:
+        return re.sub(r"\B(?=[A-Z])", " ", found["rustls"]).lower()
+    return found["openssl"] or found["urllib3"]
+
+
+def client_options(
+    endpoint_url: str | None, timeout: timedelta = CLIENT_TIMEOUT, *, root_certificates: bytes | None = None
+) -> ClientConfig:
+    """Return the settings of obstore for an endpoint. `timeout` is the time limit of one request, including its body.
+    `root_certificates` are trusted in addition to the CAs of the system."""
     options: ClientConfig = {"timeout": timeout, "connect_timeout": CONNECT_TIMEOUT}
+    if root_certificates is not None:
+        options["root_certificate"] = root_certificates
     if endpoint_url is not None:
         options["allow_http"] = urlsplit(endpoint_url).scheme == "http"
     return options

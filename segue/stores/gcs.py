@@ -44,6 +44,7 @@ class GcsStore(ObjectStore):
     """
 
     scheme, cloud, variables = "gs", "Google Cloud", "GOOGLE_..."
+    ca_variable = "SSL_CERT_FILE and REQUESTS_CA_BUNDLE"  # of obstore and of google-auth
 
     def __init__(self, *, bucket: str, prefix: str = "", endpoint_url: str | None = None) -> None:
         use_own_random_stream()

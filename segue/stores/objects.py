@@ -27,14 +27,14 @@ from segue.stores.base import (
     checked_range,
     is_key,
 )
-from segue.stores.endpoint import CLIENT_TIMEOUT
+from segue.stores.endpoint import CA_AS_SERVER, CLIENT_TIMEOUT, certificate_fault
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Obstore
     from obstore.store import RetryConfig
 
 RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
-_FEW_RETRIES: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=10)}
+FEW_RETRIES: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=10)}
 """Retries of `check` and `reach`. There are few retries, because a person waits for the answer."""
 _BULK_RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(minutes=4)}
 """Retries of large requests.
@@ -74,6 +74,8 @@ class ObjectStore(ABC):
     """The name of the cloud, for messages."""
     variables: ClassVar[str]
     """Names of the environment variables that obstore reads, as a pattern that messages show."""
+    ca_variable: ClassVar[str] = "SSL_CERT_FILE"
+    """Names of the environment variables with the file of trusted CAs, for messages."""
 
     def __init__(self, *, bucket: str, prefix: str, endpoint_url: str | None) -> None:
         self.bucket, self.prefix = bucket, prefix.strip("/")
@@ -219,13 +221,13 @@ class ObjectStore(ABC):
         return "/".join(part for part in (self.prefix, f"{checked_key(prefix.rstrip('/'))}/") if part)
 
     def check(self) -> None:
-        error = self._first_write(self._opened(_FEW_RETRIES))
+        error = self._first_write(self._opened(FEW_RETRIES))
         if error is not None:
             raise self._unreachable(error)
         check_by_writing(self)
 
     def reach(self) -> None:
-        store = self._opened(_FEW_RETRIES)
+        store = self._opened(FEW_RETRIES)
         try:
             next(iter(obstore.list(store, chunk_size=1)), None)
             error = None
@@ -255,6 +257,8 @@ class ObjectStore(ABC):
             return self.missing_bucket()
         if isinstance(error, obstore.exceptions.PermissionDeniedError | obstore.exceptions.UnauthenticatedError):
             return self.denied_bucket(f"and their roles in the {self.holder}")
+        if (fault := certificate_fault(str(error))) is not None:
+            return self.untrusted(fault)
         return StoreUnreachableError(
             url=self.url,
             why=f"the first write failed ({_cause(error)}).",
@@ -264,6 +268,17 @@ class ObjectStore(ABC):
     def missing_bucket(self) -> StoreUnreachableError:
         why, fix = f"there is no {self.holder} {self.bucket!r}.", f"create the {self.holder}, or correct [store] url."
         return StoreUnreachableError(url=self.url, why=why, fix=fix)
+
+    def untrusted(self, fault: str) -> StoreUnreachableError:
+        """Return the error for a server whose certificate was refused with this reason."""
+        fix = (
+            f"if a private CA signed the certificate, set {self.ca_variable} to a PEM file of this CA, on every "
+            "machine. Otherwise check the host name of the endpoint, and until when the certificate is valid."
+        )
+        if fault == CA_AS_SERVER:
+            fix = "give the server a certificate with basicConstraints=CA:FALSE; it may be self-signed."
+        where = self._endpoint_url or self.cloud
+        return StoreUnreachableError(url=self.url, why=f"the certificate of {where} is not trusted ({fault}).", fix=fix)
 
     def denied_bucket(self, else_check: str) -> StoreUnreachableError:
         why, fix = f"the credentials give no access to the {self.holder}.", f"check the credentials, {else_check}."
@@ -319,4 +334,6 @@ def _by_code(error: Exception) -> str | None:
 
 def _cause(error: Exception) -> str:
     """Return the first line of an error message, without the server's answer."""
+    if (fault := certificate_fault(str(error))) is not None:
+        return f"the server's certificate is not trusted: {fault}"
     return str(error).split("\n", 1)[0].split(": <", 1)[0]

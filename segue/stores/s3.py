@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from segue.errors import MissingExtraError, StoreUnreachableError
@@ -13,12 +15,20 @@ try:
     import boto3
     import botocore.config
     import botocore.exceptions
+    import botocore.session
     from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import S3Store as ObstoreS3
 
     from segue.stores.botocore_random import use_own_random_stream
-    from segue.stores.endpoint import CLIENT_TIMEOUT, CONNECT_TIMEOUT, client_options, is_payload_exposed, place_of
-    from segue.stores.objects import ObjectStore
+    from segue.stores.endpoint import (
+        CLIENT_TIMEOUT,
+        CONNECT_TIMEOUT,
+        certificate_fault,
+        client_options,
+        is_payload_exposed,
+        place_of,
+    )
+    from segue.stores.objects import FEW_RETRIES, ObjectStore
 except ImportError:
     raise MissingExtraError(extra="s3", needed_for="a store on s3://") from None
 
@@ -44,13 +54,14 @@ class S3Store(ObjectStore):
     The condition of `put_if_absent` is `If-None-Match: *`, because the behaviour of `If-Match` differs between stores.
     """
 
-    scheme, cloud, variables = "s3", "AWS", "AWS_..."
+    scheme, cloud, variables, ca_variable = "s3", "AWS", "AWS_...", "AWS_CA_BUNDLE"
 
     def __init__(
         self, *, bucket: str, prefix: str = "", endpoint_url: str | None = None, region: str | None = None
     ) -> None:
         use_own_random_stream()
-        self._session = boto3.Session(region_name=region)
+        self._core = botocore.session.get_session()
+        self._session = boto3.Session(botocore_session=self._core, region_name=region)
         super().__init__(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
 
     def _opened(self, retry: RetryConfig, *, timeout: timedelta = CLIENT_TIMEOUT) -> ObstoreS3:
@@ -77,10 +88,30 @@ class S3Store(ObjectStore):
             self.bucket,
             prefix=self.prefix or None,
             config=config,
-            client_options=client_options(self._endpoint_url, timeout),
+            client_options=client_options(self._endpoint_url, timeout, root_certificates=self._root_certificates()),
             retry_config=retry,
             credential_provider=provider,
         )
+
+    def _root_certificates(self) -> bytes | None:
+        """Return the CAs that boto3 trusts because of AWS_CA_BUNDLE, or of `ca_bundle` in a profile. Return None if
+        neither is set.
+
+        Raises:
+            StoreUnreachableError: the file cannot be read, or contains no certificate.
+        """
+        name = self._core.get_config_variable("ca_bundle")
+        if not name:
+            return None
+        try:
+            ssl.create_default_context(cafile=name)
+            return Path(name).read_bytes()
+        except OSError as error:  # ssl.SSLError is an OSError.
+            raise StoreUnreachableError(
+                url=self.url,
+                why=f"the file {name} with trusted CAs cannot be used ({error.strerror or type(error).__name__}).",
+                fix=f"set {self.ca_variable}, or ca_bundle of the AWS profile, to a PEM file with certificates of CAs.",
+            ) from None
 
     def drop_unfinished(self, prefix: str) -> None:
         below = self._unfinished_below(prefix)
@@ -97,6 +128,9 @@ class S3Store(ObjectStore):
         try:
             check_by_writing(self)
         except StoreUnreachableError as error:
+            cause = self._first_write(self._opened(FEW_RETRIES))
+            if (fault := certificate_fault(str(cause))) is not None:
+                raise self.untrusted(fault) from None
             if refusal is None:
                 raise
             why = f"{error.why.removesuffix('.')}, and {refusal.why}"
@@ -137,6 +171,8 @@ class S3Store(ObjectStore):
                 fix="write the store as s3://bucket/prefix and the endpoint with http:// or https://.",
             ) from None
         except botocore.exceptions.BotoCoreError as error:
+            if (fault := certificate_fault(str(error))) is not None:
+                raise self.untrusted(fault) from None
             raise StoreUnreachableError(
                 url=self.url,
                 why=f"the server does not answer ({type(error).__name__}).",
