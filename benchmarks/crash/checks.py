@@ -29,8 +29,9 @@ class Checker:
         """`open_log` returns a log that has read no record yet. `notes` is the file to which the run's trainers
         write."""
         self._open_log, self._notes = open_log, notes
-        self.damaged: set[int] = set()
-        """Slots of checkpoints whose bytes were damaged on purpose. Only these checkpoints may be quarantined."""
+        self.damaged: set[str] = set()
+        """Keys of shards that were damaged on purpose, without the run id. Only checkpoints with these shards may be
+        quarantined."""
         self.lost: set[int] = set()
         """Slots of commits that were visible or acknowledged, and are now missing."""
         self.torn: set[int] = set()
@@ -64,8 +65,13 @@ class Checker:
     def check_the_end(self) -> None:
         """After the last check, check that every damaged checkpoint was quarantined or pruned."""
         for checkpoint in read_history(self._read_log()).usable:
-            if checkpoint.ref.slot in self.damaged:
+            if self.is_damaged(checkpoint):
                 self._complain(f"the damaged checkpoint of step {checkpoint.ref.step} is still offered")
+
+    def is_damaged(self, checkpoint: Checkpoint) -> bool:
+        """Whether a shard of this checkpoint was damaged on purpose. Several checkpoints can share a shard, also one
+        whose commit another attempt adds to the log later."""
+        return any(shard.key in self.damaged for shard in checkpoint.manifest.shards)
 
     def final_state(self) -> dict[str, str]:
         """Digests of all state of the newest checkpoint, computed from its bytes; empty if there is no checkpoint."""
@@ -106,21 +112,25 @@ class Checker:
 
     def _check_what_is_offered(self, log: RunLog, history: History, *, thoroughly: bool) -> None:
         for checkpoint in history.checkpoints:
-            if checkpoint.quarantined and checkpoint.ref.slot not in self.damaged:
-                self.torn.add(checkpoint.ref.slot)
-        offered = [c for c in history.usable if c.ref.slot not in self.damaged]
+            if checkpoint.quarantined and not self.is_damaged(checkpoint):
+                self._is_torn(checkpoint, f"was quarantined: {checkpoint.quarantined}")
+        offered = [c for c in history.usable if not self.is_damaged(c)]
         listed = log.store.list_objects(keys.attempts_prefix(log.run_id)) if offered else []
         sizes = {item.key: item.size_bytes for item in listed}
         for checkpoint in offered:
-            shards = checkpoint.manifest.shards
-            if any(sizes.get(f"{log.run_id}/{shard.key}") != shard.size_bytes for shard in shards):
-                self.torn.add(checkpoint.ref.slot)
+            for shard in checkpoint.manifest.shards:
+                found = sizes.get(f"{log.run_id}/{shard.key}")
+                if found != shard.size_bytes:
+                    self._is_torn(checkpoint, f"has {found} bytes in {shard.key}, not {shard.size_bytes}")
         for checkpoint in offered if thoroughly else offered[-1:]:
             try:
                 _read(log, checkpoint)
             except CheckpointError as error:
-                self.torn.add(checkpoint.ref.slot)
-                self._complain(f"step {checkpoint.ref.step} does not read back: {error}")
+                self._is_torn(checkpoint, f"does not read back: {error}")
+
+    def _is_torn(self, checkpoint: Checkpoint, why: str) -> None:
+        self.torn.add(checkpoint.ref.slot)
+        self._complain(f"the checkpoint of step {checkpoint.ref.step} (slot {checkpoint.ref.slot}) {why}")
 
     def _complain(self, problem: str) -> None:
         self.problems.setdefault(problem)

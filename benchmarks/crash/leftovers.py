@@ -28,8 +28,9 @@ def leave_an_orphan(store: Store, run_id: str, history: History) -> None:
         store.put(f"{run_id}/{name}", b"of no use")
 
 
-def damage(store: Store, run_id: str, checkpoint: Checkpoint, *, chance: random.Random) -> None:
-    """Flip a bit in one of the shards that this checkpoint does not share with earlier ones."""
+def damage(store: Store, run_id: str, checkpoint: Checkpoint, *, chance: random.Random) -> str:
+    """Flip a bit in one of the shards that this checkpoint does not share with earlier ones. Return the shard's key
+    without the run id."""
     ref = checkpoint.ref
     own = keys.step_prefix(run_id, ref.attempt_id, ref.step)
     shards = [f"{run_id}/{shard.key}" for shard in checkpoint.manifest.shards]
@@ -37,3 +38,4 @@ def damage(store: Store, run_id: str, checkpoint: Checkpoint, *, chance: random.
     data = bytearray(store.get(key))
     data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
     store.put(key, bytes(data))
+    return key.removeprefix(f"{run_id}/")

@@ -215,9 +215,8 @@ class CrashRun:
                 if len(history.usable) < 2:
                     self._attempt(most_commits=2)
                 newest = self._history().newest
-                if newest is not None and newest.ref.slot not in self.checker.damaged:
-                    self.checker.damaged.add(newest.ref.slot)
-                    leftovers.damage(store, run_id, newest, chance=self._chance)
+                if newest is not None and not self.checker.is_damaged(newest):
+                    self.checker.damaged.add(leftovers.damage(store, run_id, newest, chance=self._chance))
             case _:
                 pass
 

@@ -26,9 +26,10 @@ _PARTS = {
     "decision_to_created": "from the decision to the flow run",
     "created_to_running": "from the flow run to its first line",
     "running_to_claim": "from the first line to the claim",
+    "decision_to_claim": "from the decision to the claim, same machine",
     "claim_to_first_step": "from the claim to the first new step",
 }
-"""The parts of a planned end in order. A turnaround has the last four."""
+"""The parts in order. A planned end has no flow run of its own, because a trainer waits on the same machine."""
 
 
 def turnaround(

@@ -65,18 +65,20 @@ class Turnaround:
 
 @dataclass(frozen=True)
 class PlannedEnd:
-    """One planned end and the turnaround after it, in seconds."""
+    """One planned end in seconds, from the last step to the next step on the same machine."""
 
     last_step_to_report: float
     """Seconds from the last step of the segment until its report is in the log: the last save, and the end of the
     attempt."""
     report_to_decision: float
     """Seconds until the parent has read the report and written its next decision."""
-    turnaround: Turnaround
+    decision_to_claim: float
+    """Seconds until the booted trainer of the same machine has claimed the next segment."""
+    claim_to_first_step: float
 
     @property
     def total(self) -> float:
-        return self.last_step_to_report + self.report_to_decision + self.turnaround.total
+        return self.last_step_to_report + self.report_to_decision + self.decision_to_claim + self.claim_to_first_step
 
 
 def measure(count: int, *, say: Callable[[str], None]) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def measure(count: int, *, say: Callable[[str], None]) -> dict[str, Any]:
 def report(found: list[Turnaround], planned_ends: list[PlannedEnd], deaths: list[float]) -> dict[str, Any]:
     """The figures of these turnarounds, and of planned ends and detected deaths, in seconds. The function is pure."""
     totals = [each.total for each in planned_ends]
-    parts = medians(found) | {f"planned_end_{name}": value for name, value in _medians_of_ends(planned_ends).items()}
+    parts = _medians(found) | {f"planned_end_{name}": value for name, value in _medians(planned_ends).items()}
     return {
         "turnarounds": len(found),
         "decision_to_first_step_seconds": round(statistics.median(each.total for each in found), 2),
@@ -114,16 +116,10 @@ def report(found: list[Turnaround], planned_ends: list[PlannedEnd], deaths: list
     } | {f"{name}_seconds": round(value, 2) for name, value in parts.items()}
 
 
-def medians(found: Sequence[Turnaround]) -> dict[str, float]:
-    """The median of each part of these turnarounds."""
-    return {field.name: statistics.median(getattr(each, field.name) for each in found) for field in fields(Turnaround)}
-
-
-def _medians_of_ends(found: Sequence[PlannedEnd]) -> dict[str, float]:
-    return {
-        "last_step_to_report": statistics.median(each.last_step_to_report for each in found),
-        "report_to_decision": statistics.median(each.report_to_decision for each in found),
-    } | medians([each.turnaround for each in found])
+def _medians(found: Sequence[Turnaround] | Sequence[PlannedEnd]) -> dict[str, float]:
+    """The median of each part."""
+    names = [field.name for field in fields(found[0])]
+    return {name: statistics.median(getattr(each, name) for each in found) for name in names}
 
 
 def _turnarounds(client: SyncPrefectClient, folder: Path, count: int, say: Callable[[str], None]) -> list[Turnaround]:
@@ -139,7 +135,7 @@ def _turnarounds(client: SyncPrefectClient, folder: Path, count: int, say: Calla
     request_stop(runlog, reason="the benchmark has all its turnarounds")
     _wait(lambda: read_history(runlog).open_plan is None or None, what="the end of the last segment")
     history = read_history(runlog)
-    by_name = _flow_runs(client, _RUN_ID)
+    by_name = {run.name: run for run in _flow_runs(client)}
     return [_turnaround(history, attempt, by_name) for attempt in history.attempts[1:]]
 
 
@@ -152,14 +148,14 @@ def _planned_ends(client: SyncPrefectClient, folder: Path, count: int, say: Call
         _training(runlog, number)
         say(f"planned end {number} of {count}: the next segment trains")
     _wait(lambda: read_history(runlog).is_over or None, what="the end of the last segment")
-    history, by_name = read_history(runlog), _flow_runs(client, "planned")
+    history = read_history(runlog)
     reported = {
         slot.entry.report.attempt_id: slot.entry.written_at
         for slot in runlog.slots
         if isinstance(slot.entry, ReportEntry)
     }
     return [
-        _planned_end(history, last, following, reported_at=reported[last.claim.attempt_id], by_name=by_name)
+        _planned_end(history, last, following, reported_at=reported[last.claim.attempt_id])
         for last, following in pairwise(history.attempts)
     ]
 
@@ -194,17 +190,18 @@ def _after_a_commit(runlog: RunLog, number: int) -> Attempt | None:
     return attempt if attempt.commits else None
 
 
-def _planned_end(
-    history: History, last: Attempt, following: Attempt, *, reported_at: datetime, by_name: dict[str, FlowRun]
-) -> PlannedEnd:
-    ended, decision = last.report, history.decision_of(following.claim.segment, following.claim.attempt)
+def _planned_end(history: History, last: Attempt, following: Attempt, *, reported_at: datetime) -> PlannedEnd:
+    claim, ended, begun = following.claim, last.report, following.report
+    decision = history.decision_of(claim.segment, claim.attempt)
     assert ended is not None
+    assert begun is not None
     assert decision is not None
     trained_seconds = ended.startup_seconds + ended.train_seconds
     return PlannedEnd(
         last_step_to_report=_between(last.claim.written_at, reported_at) - trained_seconds,
         report_to_decision=_between(reported_at, decision.written_at),
-        turnaround=_turnaround(history, following, by_name),
+        decision_to_claim=_between(decision.written_at, claim.written_at),
+        claim_to_first_step=begun.startup_seconds,
     )
 
 
@@ -246,16 +243,14 @@ def _wait(condition: Callable[[], _T | None], *, what: str) -> _T:
     return found
 
 
-def _flow_runs(client: SyncPrefectClient, run_id: str) -> dict[str, FlowRun]:
-    of_run = FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", run_id]))
-    return {run.name: run for run in client.read_flow_runs(flow_run_filter=of_run)}
+def _flow_runs(client: SyncPrefectClient) -> list[FlowRun]:
+    return client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", _RUN_ID])))
 
 
 def _turnaround(history: History, attempt: Attempt, by_name: dict[str, FlowRun]) -> Turnaround:
     claim, report_of = attempt.claim, attempt.report
     decision = history.decision_of(claim.segment, claim.attempt)
-    assert history.spec is not None
-    run = by_name[f"{history.spec.run_id}-seg{claim.segment}-a{claim.attempt}-{claim.capacity}"]
+    run = by_name[f"{_RUN_ID}-seg{claim.segment}-a{claim.attempt}-{claim.capacity}"]
     assert decision is not None
     assert report_of is not None
     assert run.created is not None

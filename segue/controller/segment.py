@@ -33,7 +33,7 @@ from segue.stores.retry import OUTAGE_SECONDS, patiently
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.2
+_POLL_SECONDS, _SOON_SECONDS = 0.2, 0.05
 _HUNG = "no thread of the trainer ran any more; the stacks of its threads are in the logs of its flow run"
 _CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
@@ -327,7 +327,7 @@ class _Segment:
             spec, plan, trainer, notices=self._relay.given, give_notice=self._relay.give, clock=clock
         ) as supervision:
             while (code := trainer.poll()) is None:
-                clock.sleep(_POLL_SECONDS)
+                clock.sleep(_POLL_SECONDS if not supervision.is_end_near else _SOON_SECONDS)
                 kills.look(clock.monotonic())
                 queue.look(trainer.why_waiting())
                 self._requests.look()

@@ -130,8 +130,8 @@ def test_a_checkpoint_that_does_not_read_back_is_counted_as_torn_unless_it_was_d
     checker = trained(make_spec, open_log, store, tmp_path / "notes")
     newest = checker.look().newest
     assert checker.is_sound
-    leftovers.damage(store, "tiny", newest, chance=random.Random(0))
-    checker.damaged.add(newest.ref.slot)
+    checker.damaged.add(leftovers.damage(store, "tiny", newest, chance=random.Random(0)))
+    assert [c.ref for c in checker.look().checkpoints if checker.is_damaged(c)] == [newest.ref]
     checker.look()
     assert checker.is_sound
     checker.damaged.clear()

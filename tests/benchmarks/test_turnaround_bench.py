@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_figures_are_medians_and_orchestration_ends_where_the_flow_begins():
     turnarounds = [Turnaround(0.25, 1.0, 0.5, n) for n in (0.25, 9.25, 0.75)]
-    ends = [PlannedEnd(n, 0.25, Turnaround(0.125, 0.5, 0.125, 0.25)) for n in (1.25, 0.125, 0.25)]
+    ends = [PlannedEnd(n, 0.25, 0.75, 0.25) for n in (1.25, 0.125, 0.25)]
     found = report(turnarounds, ends, [0.5, 0.25])
     assert found == {
         "turnarounds": 3,
@@ -37,16 +37,15 @@ def test_the_figures_are_medians_and_orchestration_ends_where_the_flow_begins():
         "claim_to_first_step_seconds": 0.75,
         "planned_end_last_step_to_report_seconds": 0.25,
         "planned_end_report_to_decision_seconds": 0.25,
-        "planned_end_decision_to_created_seconds": 0.12,
-        "planned_end_created_to_running_seconds": 0.5,
-        "planned_end_running_to_claim_seconds": 0.12,
+        "planned_end_decision_to_claim_seconds": 0.75,
         "planned_end_claim_to_first_step_seconds": 0.25,
     }
     screen = StringIO()
     show(found, Console(file=screen, width=100))
     rows = [re.split(r"  +", line.strip()) for line in screen.getvalue().splitlines()]
     assert ["from the report to the decision", "-", "0.25"] in rows
-    assert ["from the flow run to its first line", "1.00", "0.50"] in rows
+    assert ["from the flow run to its first line", "1.00", "-"] in rows
+    assert ["from the claim to the first new step", "0.75", "0.25"] in rows
     assert ["in all", "2.50", "1.50"] in rows
 
 
