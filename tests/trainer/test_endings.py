@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from segue.launch.assignment import Assignment
 from segue.notices.recall import recall
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
 from segue.runlog.entries import ClaimEntry, CommitEntry
@@ -113,11 +117,6 @@ def test_an_attempt_stops_before_its_wall_clock_bound(fork_server, make_spec, op
 
 @pytest.mark.matrix
 def test_an_orphaned_trainer_commits_and_ends(fork_server, make_spec, open_log, tmp_path):
-    import subprocess
-    import sys
-
-    from segue.launch.assignment import Assignment
-
     spec = make_spec(**SLOW)
     runlog = open_log(spec)
     plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="-")
@@ -143,6 +142,42 @@ def test_an_orphaned_trainer_commits_and_ends(fork_server, make_spec, open_log, 
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert (report.stop_reason, report.notice.kind) == (StopReason.NOTICE, "orphaned")
+
+
+LEAVER = """
+import atexit, pathlib
+from segue.testing.recipes import tiny as build
+
+class Kept:
+    def __del__(self):
+        pathlib.Path("destroyed").touch()
+
+kept = Kept()
+rows = open("rows", "w")
+rows.write("1, 2")
+atexit.register(pathlib.Path("left").touch)
+"""
+
+
+@pytest.mark.matrix
+def test_a_trainer_calls_exit_functions_and_closes_files_but_destroys_no_object(make_spec, open_log, tmp_path):
+    (tmp_path / "leaver.py").write_text(LEAVER)
+    spec = make_spec(recipe="leaver:build", steps=2)
+    runlog = open_log(spec)
+    plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="-")
+    ended = subprocess.run(
+        [sys.executable, "-m", "segue.trainer.main"],
+        input=Assignment(spec=spec, plan=plan).model_dump_json().encode(),
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
+        capture_output=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert read_history(runlog.reload()).report_of(0, 1).stop_reason is StopReason.FINISHED
+    assert (tmp_path / "left").exists()
+    assert (tmp_path / "rows").read_text() == "1, 2"
+    assert not (tmp_path / "destroyed").exists()
 
 
 def test_a_step_that_raises_is_reported_with_its_traceback_and_commits_nothing_after(fork_server, make_spec, open_log):
