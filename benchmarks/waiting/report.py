@@ -34,7 +34,7 @@ class Options:
     """Numbers of records in the logs. The longest log is also reloaded."""
     seconds: float = 20.0
     """Seconds for which a parent waits on a folder."""
-    remote_seconds: float = 60.0
+    remote_seconds: float = 30.0
     latency_seconds: float = 0.02
     with_s3: bool = True
 
