@@ -65,10 +65,10 @@ class Options:
         tensors."""
         return max(1, self.rounds // 2) if self.many_tensors else 0
 
-    def measures_steps(self, round_number: int) -> bool:
-        """Whether this round, counted from 1, also measures steps: every third, because each figure is already the
-        median of many steps."""
-        return self.steps and round_number % 3 == 1
+    @property
+    def rounds_steps(self) -> int:
+        """Number of rounds of steps: a third of the rounds, because each figure is already the median of many steps."""
+        return -(-self.rounds // 3) if self.steps else 0
 
     def chosen(self, known: dict[str, str]) -> list[str]:
         return [name for name in known if name in self.only]
@@ -163,8 +163,8 @@ def _measure_savers(scene: Scene, options: Options, names: list[str], sizes: Ste
             scene.say(f"round {number} of {options.rounds}")
             group.save_round()
             group.restore_round()
-            if sizes is not None and options.measures_steps(number):
-                group.step_round(sizes)
+        # After the other rounds, because a process that has trained keeps memory, which is not that of a save.
+        _measure_steps(scene, options, group, sizes)
 
 
 def _measure_overlap(scene: Scene, options: Options) -> None:
@@ -207,8 +207,17 @@ def _measure_uploaders(scene: Scene, options: Options, names: list[str], sizes: 
         for number in range(1, options.rounds + 1):
             scene.say(f"round {number} of {options.rounds} of uploads")
             group.upload_round()
-            if sizes is not None and options.measures_steps(number):
-                group.step_round(sizes)
+        _measure_steps(scene, options, group, sizes)
+
+
+def _measure_steps(
+    scene: Scene, options: Options, group: SaverRounds | UploaderRounds, sizes: StepSizes | None
+) -> None:
+    if sizes is None:
+        return
+    for number in range(1, options.rounds_steps + 1):
+        scene.say(f"round {number} of {options.rounds_steps} of steps")
+        group.step_round(sizes)
 
 
 def _checked(options: Options) -> dict[str, Any]:
@@ -237,7 +246,7 @@ def _checked(options: Options) -> dict[str, Any]:
         "many_tensors": options.many_tensors,
         "rounds": options.rounds,
         "rounds_many_tensors": options.rounds_many_tensors,
-        "rounds_steps": sum(map(options.measures_steps, range(1, options.rounds + 1))),
+        "rounds_steps": options.rounds_steps,
         "seed": options.seed,
         "torch_threads": options.threads or torch.get_num_threads(),
         "cores": len(os.sched_getaffinity(0)),
