@@ -73,14 +73,17 @@ def every(
 def _about(*, is_quick: bool) -> dict[str, Any]:
     processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return {
-        "date": SystemClock().now().isoformat(timespec="seconds"),
+        **_now(),
         "size": "quick" if is_quick else "whole",
         "processor": processor[1] if processor else platform.machine(),
         "cores": os.cpu_count(),
-        "load before": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         **{name: found for name in _PACKAGES if (found := _version(name)) is not None},
     }
+
+
+def _now() -> dict[str, Any]:
+    return {"date": SystemClock().now().isoformat(timespec="seconds"), "load before": round(os.getloadavg()[0], 1)}
 
 
 def _version(package: str) -> str | None:
@@ -91,11 +94,11 @@ def _version(package: str) -> str | None:
 
 
 def _run(name: str, options: tuple[str, ...]) -> dict[str, Any]:
-    command, began = [sys.executable, "-m", "benchmarks", name, *options, "--json"], time.perf_counter()
+    command, began, now = [sys.executable, "-m", "benchmarks", name, *options, "--json"], time.perf_counter(), _now()
     done = subprocess.run(command, env=child_environment(), stdout=subprocess.PIPE, text=True, check=False)
     figures = json.loads(done.stdout) if done.stdout.strip() else {}
     seconds = round(time.perf_counter() - began, 1)
-    return {"options": options, "exit_code": done.returncode, "seconds": seconds, "figures": figures}
+    return now | {"options": options, "exit_code": done.returncode, "seconds": seconds, "figures": figures}
 
 
 def as_markdown(report: Mapping[str, Any]) -> str:

@@ -30,9 +30,9 @@ class Figure:
         return shown(self.least) if self.least is True else f">= {shown(self.least)}"
 
     def is_missed(self, value: Any) -> bool:
-        """Whether the value is a number that does not meet the target."""
+        """Whether there is a target that the value does not meet. A missing value meets no target."""
         if not isinstance(value, int | float):
-            return False
+            return self.target != "-"
         return (self.most is not None and value > self.most) or (self.least is not None and value < self.least)
 
 

@@ -39,8 +39,9 @@ def runs_of(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for name, run in report["benchmarks"].items():
         values = {path: found_in(run["figures"], path) for path in _paths(name)}
         if figures := {path: value for path, value in values.items() if value is not None}:
-            about = {"about": report["about"], "options": run["options"], "seconds": run["seconds"]}
-            found[name] = about | {"exit_code": run["exit_code"], "figures": figures}
+            about = report["about"] | {key: run[key] for key in ("date", "load before")}
+            circumstances = {key: run[key] for key in ("options", "seconds", "exit_code")}
+            found[name] = {"about": about, **circumstances, "figures": figures}
     return found
 
 

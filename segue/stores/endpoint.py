@@ -17,7 +17,8 @@ CONNECT_TIMEOUT = timedelta(seconds=5)
 CLIENT_TIMEOUT = timedelta(seconds=60)
 _REFUSED_CERTIFICATE = re.compile(
     r"InvalidCertificate\((?:\s*Other\w*\()*\s*(?P<rustls>\w+)"
-    r"|certificate verify failed: (?P<openssl>[^(]+\w)|(?P<urllib3>hostname '\S+' doesn't match .*)"
+    r"|certificate verify failed: (?P<openssl>[^(\n]+[^(\s])"
+    r"|(?P<urllib3>hostname '\S+' doesn't match .{,200}|no appropriate subjectAltName fields were found)"
 )
 """The reason in a message of rustls, which obstore uses, and of OpenSSL and urllib3, which boto3 uses."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -86,7 +87,7 @@ def certificate_fault(message: str) -> str | None:
     if found is None:
         return None
     if found["rustls"]:
-        return re.sub(r"\B(?=[A-Z])", " ", found["rustls"]).lower()
+        return re.sub(r"\B(?=[A-Z])", " ", found["rustls"].removesuffix("Context")).lower()
     return found["openssl"] or found["urllib3"]
 
 

@@ -272,8 +272,9 @@ class ObjectStore(ABC):
     def untrusted(self, fault: str) -> StoreUnreachableError:
         """Return the error for a server whose certificate was refused with this reason."""
         fix = (
-            f"if a private CA signed the certificate, set {self.ca_variable} to a PEM file of this CA, on every "
-            "machine. Otherwise check the host name of the endpoint, and until when the certificate is valid."
+            f"if a private CA signed the certificate, set {self.ca_variable} to a PEM file with the public CAs and "
+            "this CA, on every machine (docs/object-stores.md, Endpoints). Otherwise check the host name of the "
+            "endpoint, and until when the certificate is valid."
         )
         if fault == CA_AS_SERVER:
             fix = "give the server a certificate with basicConstraints=CA:FALSE; it may be self-signed."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ they expire. Therefore credentials from boto3 are valid for at least 10 min.
 """
 _FORBIDDEN = 403
 """Status of S3's answer to a request about the whole bucket, if a policy permits only objects below a prefix."""
+_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 _READ_AT_ONCE = ("STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR")
 """Storage classes from which objects can be read without a restore (S3 user guide, "Storage classes")."""
 
@@ -88,30 +90,38 @@ class S3Store(ObjectStore):
             self.bucket,
             prefix=self.prefix or None,
             config=config,
-            client_options=client_options(self._endpoint_url, timeout, root_certificates=self._root_certificates()),
+            client_options=client_options(self._endpoint_url, timeout, root_certificates=self._root_certificates),
             retry_config=retry,
             credential_provider=provider,
         )
 
+    @cached_property
     def _root_certificates(self) -> bytes | None:
-        """Return the CAs that boto3 trusts because of AWS_CA_BUNDLE, or of `ca_bundle` in a profile. Return None if
-        neither is set.
+        """The CAs that boto3 trusts because of AWS_CA_BUNDLE, or of `ca_bundle` in a profile. The value is None if
+        neither is set, or if the endpoint uses no TLS.
 
         Raises:
             StoreUnreachableError: the file cannot be read, or contains no certificate.
         """
         name = self._core.get_config_variable("ca_bundle")
-        if not name:
+        if name is None or (self._endpoint_url or "").startswith("http://"):
             return None
         try:
             ssl.create_default_context(cafile=name)
-            return Path(name).read_bytes()
+            found = Path(name).read_bytes()
         except OSError as error:  # ssl.SSLError is an OSError.
-            raise StoreUnreachableError(
-                url=self.url,
-                why=f"the file {name} with trusted CAs cannot be used ({error.strerror or type(error).__name__}).",
-                fix=f"set {self.ca_variable}, or ca_bundle of the AWS profile, to a PEM file with certificates of CAs.",
-            ) from None
+            raise self._unusable(name, error.strerror or type(error).__name__) from None
+        if _CERTIFICATE not in found:  # OpenSSL also accepts other objects.
+            raise self._unusable(name, f"no line {_CERTIFICATE.decode()}")
+        return found
+
+    def _unusable(self, name: str, why: str) -> StoreUnreachableError:
+        return StoreUnreachableError(
+            url=self.url,
+            why=f"the file {name!r} with trusted CAs cannot be used ({why}).",
+            fix=f"set {self.ca_variable}, or ca_bundle of the AWS profile, to a PEM file with certificates of CAs, or "
+            "do not set it.",
+        )
 
     def drop_unfinished(self, prefix: str) -> None:
         below = self._unfinished_below(prefix)

@@ -29,7 +29,7 @@ from segue.process import FLOW_RUN_VARIABLE, go_on_without_parent, set_shown_var
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
 from segue.trainer.process import machine_check
-from segue.trainer.ranks.process_end import end_process
+from segue.trainer.ranks.process_end import destroy_users_objects, end_process
 
 log = logging.getLogger("segue.trainer")
 
@@ -133,4 +133,5 @@ def _log_as(spec: RunSpec, assignment: Assignment | None, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    end_process(main())  # Destroying torch's objects takes half a second, and the next segment waits for the end.
+    # Destroying torch's objects takes half a second, and the next segment waits for the end of this process.
+    end_process(main(), last=destroy_users_objects)

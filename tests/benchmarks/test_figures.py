@@ -10,12 +10,13 @@ from benchmarks.common.figure_tables import TABLES
 from benchmarks.common.figures import Column, Figure, FigureTable, found_in, shown
 from benchmarks.common.recorded import RECORDED, page_with_figures, record, runs_of
 
-ABOUT = {"date": "2026-11-30T10:00:00+00:00", "size": "whole", "cores": 2, "processor": "P", "load before": 0.1}
+ABOUT = {"date": "2026-11-29T10:00:00+00:00", "size": "whole", "cores": 2, "processor": "P", "load before": 3.0}
+NOW = {"date": "2026-11-30T10:00:00+00:00", "load before": 0.1}
 
 
 def report_with(**benchmarks):
     runs = {
-        name: {"options": ["--rounds", "2"], "exit_code": 1, "seconds": 61.2, "figures": figures}
+        name: NOW | {"options": ["--rounds", "2"], "exit_code": 1, "seconds": 61.2, "figures": figures}
         for name, figures in benchmarks.items()
     }
     return {"about": ABOUT | {"torch": "2.13.0"}, "benchmarks": runs}
@@ -47,6 +48,7 @@ def test_a_figure_that_misses_its_target_is_bold_and_one_that_meets_it_is_not():
         "| same | yes | **no** | - |",
         "| seconds | - | 1,234 | - |",
     ]
+    assert table.as_markdown({}).count("**-**") == 4
     good = {"a": 1.2, "b": 4_800, "c": 0, "d": True}
     assert "**" not in table.as_markdown(good)
 

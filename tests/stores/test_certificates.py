@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import boto3
+import certifi
 import pytest
 import trustme
 
@@ -35,6 +36,8 @@ def ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
     elsewhere = authority.issue_cert("s3.example.com")
     elsewhere.private_key_and_cert_chain_pem.write_to_path(folder / "elsewhere.pem")
+    no_name = authority.issue_cert(common_name="127.0.0.1")
+    no_name.private_key_and_cert_chain_pem.write_to_path(folder / "no-name.pem")
     old = authority.issue_cert("127.0.0.1", not_after=datetime.now(UTC) - timedelta(days=1))
     old.private_key_and_cert_chain_pem.write_to_path(folder / "expired.pem")
     return folder
@@ -120,7 +123,7 @@ def test_the_ca_of_a_profile_is_trusted(bucket, ca, tmp_path, monkeypatch):
 def test_an_unknown_ca_is_named_and_the_fix_works(bucket, ca, monkeypatch):
     found = refusal(open_store(bucket))
     assert "is not trusted (unable to get local issuer certificate)" in str(found)
-    assert "set AWS_CA_BUNDLE to a PEM file of this CA, on every machine" in found.fix
+    assert "set AWS_CA_BUNDLE to a PEM file with the public CAs and this CA, on every machine" in found.fix
     monkeypatch.setenv("AWS_CA_BUNDLE", str(ca / "ca.pem"))
     open_store(bucket).check()
 
@@ -133,8 +136,33 @@ def test_a_file_that_is_no_ca_is_named(bucket, tmp_path, monkeypatch, content, w
     monkeypatch.setenv("AWS_CA_BUNDLE", str(file))
     with pytest.raises(StoreUnreachableError, match=why) as raised:
         open_store(bucket)
-    assert f"the file {file} with trusted CAs cannot be used" in str(raised.value)
+    assert f"the file '{file}' with trusted CAs cannot be used" in str(raised.value)
     assert "Fix: set AWS_CA_BUNDLE" in str(raised.value)
+    open_store(StoreSpec(url=bucket.url, endpoint_url="http://127.0.0.1:9"))  # Without TLS, the file is not read.
+
+
+def test_a_ca_in_a_form_of_openssl_alone_is_named(bucket, ca, tmp_path, monkeypatch):
+    file = tmp_path / "trusted.pem"
+    convert = ["openssl", "x509", "-in", ca / "ca.pem", "-trustout", "-out", file]
+    subprocess.run(convert, check=True, capture_output=True)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(file))
+    with pytest.raises(StoreUnreachableError, match="no line -----BEGIN CERTIFICATE-----"):
+        open_store(bucket)
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_variable_is_named(bucket, monkeypatch, name):
+    monkeypatch.setenv("AWS_CA_BUNDLE", name)
+    with pytest.raises(StoreUnreachableError, match=f"the file '{name}' with trusted CAs cannot be used"):
+        open_store(bucket)
+
+
+def test_public_cas_and_a_private_one_in_one_file_are_trusted(bucket, ca, tmp_path, monkeypatch):
+    """As docs/object-stores.md makes the file."""
+    both = tmp_path / "cas.pem"
+    both.write_bytes(Path(certifi.where()).read_bytes() + (ca / "ca.pem").read_bytes())
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(both))
+    round_trip(bucket)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +170,7 @@ def test_a_file_that_is_no_ca_is_named(bucket, tmp_path, monkeypatch, content, w
     [
         ("elsewhere.pem", "hostname '127.0.0.1' doesn't match 's3.example.com'"),
         ("expired.pem", "certificate has expired"),
+        ("no-name.pem", "no appropriate subjectAltName fields were found"),
     ],
     indirect=["tls_server"],
 )
@@ -157,6 +186,13 @@ def test_google_cloud_behind_an_unknown_ca_is_named(gcs, tls_server):
     found = refusal(open_store(StoreSpec(url="gs://models/a", endpoint_url=tls_server)))
     assert "is not trusted (unknown issuer)" in str(found)
     assert "set SSL_CERT_FILE and REQUESTS_CA_BUNDLE to a PEM file" in found.fix
+
+
+@pytest.mark.parametrize("tls_server", ["expired.pem"], indirect=True)
+def test_a_certificate_that_has_expired_is_named_without_boto3(gcs, ca, tls_server, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(ca / "ca.pem"))
+    found = refusal(open_store(StoreSpec(url="gs://models/a", endpoint_url=tls_server)))
+    assert "is not trusted (expired)" in str(found)
 
 
 def test_a_ca_as_the_certificate_of_a_server_is_named(aws_keys, tmp_path, monkeypatch):
@@ -183,6 +219,10 @@ def test_a_ca_as_the_certificate_of_a_server_is_named(aws_keys, tmp_path, monkey
         (
             "CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1)",
             "self-signed certificate",
+        ),
+        (
+            "certificate verify failed: IP address mismatch, certificate is not valid for 'a.b'",
+            "IP address mismatch, certificate is not valid for 'a.b'",
         ),
         ("HTTP error: error sending request", None),
         ("[SSL: WRONG_VERSION_NUMBER] wrong version number", None),

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 from segue.launch.assignment import Assignment
@@ -145,7 +146,8 @@ def test_an_orphaned_trainer_commits_and_ends(fork_server, make_spec, open_log, 
 
 
 LEAVER = """
-import atexit, pathlib
+import atexit, pathlib, tempfile, threading, time
+import pyarrow, pyarrow.parquet
 from segue.testing.recipes import tiny as build
 
 class Kept:
@@ -156,11 +158,22 @@ kept = Kept()
 rows = open("rows", "w")
 rows.write("1, 2")
 atexit.register(pathlib.Path("left").touch)
+table = pyarrow.table({"loss": [1.0, 2.0]})
+parquet = pyarrow.parquet.ParquetWriter("losses.parquet", table.schema)
+parquet.write_table(table)
+temporary = tempfile.NamedTemporaryFile(dir=".", prefix="temporary")
+
+def beside():
+    while True:
+        pathlib.Path("beside").touch()
+        time.sleep(0.01)
+
+threading.Thread(target=beside, daemon=True).start()
 """
 
 
 @pytest.mark.matrix
-def test_a_trainer_calls_exit_functions_and_closes_files_but_destroys_no_object(make_spec, open_log, tmp_path):
+def test_a_trainer_ends_as_python_does_for_the_users_objects(make_spec, open_log, tmp_path):
     (tmp_path / "leaver.py").write_text(LEAVER)
     spec = make_spec(recipe="leaver:build", steps=2)
     runlog = open_log(spec)
@@ -177,7 +190,10 @@ def test_a_trainer_calls_exit_functions_and_closes_files_but_destroys_no_object(
     assert read_history(runlog.reload()).report_of(0, 1).stop_reason is StopReason.FINISHED
     assert (tmp_path / "left").exists()
     assert (tmp_path / "rows").read_text() == "1, 2"
-    assert not (tmp_path / "destroyed").exists()
+    assert (tmp_path / "destroyed").exists()
+    assert pyarrow.parquet.read_table(tmp_path / "losses.parquet")["loss"].to_pylist() == [1.0, 2.0]
+    assert not list(tmp_path.glob("temporary*"))
+    assert b"Traceback" not in ended.stderr
 
 
 def test_a_step_that_raises_is_reported_with_its_traceback_and_commits_nothing_after(fork_server, make_spec, open_log):
