@@ -68,7 +68,7 @@ gradient are differences of larger terms. Rounding changes a mean over a batch i
 
 _UNITS = 4
 """Maximum number of units in the last place of float32 by which rounding may change a value, if a recipe has noise. For
-a type that is coarser than float32, the maximum is one unit."""
+a type with fewer bits than float32, the maximum is one unit in the last place of this type."""
 _BFLOAT16_BITS, _FLOAT16_BITS, _FLOAT32_BITS = 8, 11, 24
 
 FIX = "set deterministic = true in the run spec, if every resume must be equal bit for bit"

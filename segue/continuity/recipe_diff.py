@@ -269,7 +269,7 @@ def _sentence(component: str, changes: list[str]) -> str:
 def _in_words(change: str) -> str:
     """Describe a change in words.
 
-    One word replaces two hashes, because only the difference between the hashes matters.
+    If the values are hashes, the text says only "changed", "new" or "gone", because hashes tell a person nothing.
     """
     return _HASHES.sub(lambda found: f" is {_NEWS.get((found[1][:1], found[2][:1]), 'changed')}", change)
 

@@ -28,11 +28,11 @@ _EVERY = timedelta(hours=1)
 
 
 def remember_pools(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> None:
-    """Add the run's observations of its pools to the store's memory.
+    """Add the run's observations of its pools to the record of pools in the store.
 
     The function adds observations once an hour, and after the end of the run. Call this function after each decision.
-    If the store does not answer, or if other runs write to the memory at the same time, the function only logs a
-    warning. The next call adds the observations again.
+    If the store does not answer, or if other runs change the record at the same time, the function only logs a warning.
+    The next call adds the observations again.
     """
     history = read_history(runlog)
     if not _is_due(history):

@@ -150,7 +150,7 @@ FAMILIES = (
     Family("segue.step", "Seconds per step of the current attempt, or of earlier attempts", _step_seconds, "s"),
     Family(
         "segue.goodput",
-        "Share of the paid time of ended attempts in which the run trained steps that it kept",
+        "Part of the paid time of ended attempts that was spent on steps that the run kept, from 0 to 1",
         lambda run: run.view.cost.goodput.share,
         "1",
     ),

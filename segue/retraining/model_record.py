@@ -168,7 +168,7 @@ class Candidate(Record):
 
 
 class Choice(Record):
-    """A person's choice to put an earlier version into service, or a version that was not promoted."""
+    """A person's choice of the version in service: an earlier version, or one that was not promoted."""
 
     kind: Literal["choice"] = "choice"
     version: int = Field(ge=1)

@@ -21,7 +21,7 @@ _HEARTBEAT = "_slot-"
 
 
 def slot_at(moment: datetime, zone: tzinfo = UTC) -> datetime:
-    """Return the slot of a moment: the moment in whole seconds, in UTC.
+    """Return the slot at a moment. A slot is identified by its moment in UTC, without fractions of a second.
 
     A moment without a time zone is a time in `zone`.
     """

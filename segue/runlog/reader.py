@@ -294,7 +294,7 @@ class Slots:
 
         Raises:
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: the bytes
-                are not damaged, but were not signed with the key of the log for this slot. Nothing was added.
+                are complete, but their signature is missing, is wrong or cannot be checked. Nothing was added.
         """
         key = keys.log_key(self._run_id, number)
         try:

@@ -224,7 +224,8 @@ class Refreshable(Protocol):
     stored."""
 
     def afresh(self) -> Store:
-        """Return this store for repeated reads, which bypass the page cache or use new connections."""
+        """Return the same store for a second read of an object. Its reads bypass the page cache or use new
+        connections."""
         ...
 
 

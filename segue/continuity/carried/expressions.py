@@ -1,4 +1,5 @@
-"""Reads the expressions of one function into the graph of flows: values, and changes by calls."""
+"""Reads the expressions of one function, and adds edges to the graph of flows: where each value goes, and which objects
+a call may change."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class _Living:
 
 
 class Starts:
-    """The starts that may still claim a submitted attempt.
+    """The starts of an attempt, for example its flow runs, that have not ended and may still claim the attempt.
 
     After the claim, the object contains only the start that claimed the attempt.
     """

@@ -9,7 +9,8 @@ from segue.errors import DataContentError, DataUnreadableError
 
 LEAST_LIMIT_BYTES = 2**30
 MOST_EXPANSION = 200
-"""The content of a file may be this many times as large as the file. Content of up to 1 GiB is always permitted.
+"""Largest permitted size of a file's content after decompression, divided by the size of the file. Content of up to 1
+GiB is always permitted.
 
 Text compresses to about a tenth.
 """

@@ -32,8 +32,8 @@ Moves = Literal["overlapping", "by_restart", "none"]
 """How a run moves from a working machine to a spot machine on another pool.
 
 `overlapping`: the old machine works until the new machine has booted, and the run pays for both machines. `by_restart`:
-the run releases the old machine first, so that the changeover costs slack. `none`: a run never leaves a working
-machine.
+the run gives the old machine back before it gets the new machine, so the changeover uses slack. `none`: a run never
+leaves a working machine.
 """
 
 NEVER = 1e9

@@ -55,8 +55,10 @@ _LONGEST_PATH = 300
 
 
 def surroundings(functions: Iterable[FunctionType], files: Iterable[str]) -> dict[str, Callable[[], Any]]:
-    """Return readers of the inputs that the user's functions read by name. `files` contains the paths that occur in the
-    values of these functions."""
+    """Return one reader for each file and environment variable whose name occurs in the user's functions.
+
+    A reader returns the current content or value. `files` contains the paths that occur in the values of the functions.
+    """
     codes = [code for function in functions for code in codes_of(function.__code__)]
     names = {text for code in codes if _READ_VARIABLES.intersection(code.co_names) for text in _texts(code)}
     # SEGUE_CONFIG names a different file in each process. The content of this file belongs to the run's identity.
