@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import resource
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 _GIB = 2**30
 _RECENT_SECONDS = 5.0
+_FLAGS, _EXITING = 6, 0x4
+"""Index of `flags` after the name of the program in /proc/PID/stat, and the kernel's flag PF_EXITING."""
 _UNLIMITED_BYTES = 2**60
 """Values above this number mean that there is no limit. Without a limit, cgroup v1 gives a number near 2^63."""
 _LIMITS = (
@@ -79,11 +81,12 @@ class RecentKills:
         """Read the counters again, at most every five seconds. `at` is the monotonic time in seconds."""
         if at - self._read_at < _RECENT_SECONDS:
             return
-        # The group must be read while the trainer runs, because an ended process is in no group.
+        # The group must be read while the trainer runs: with cgroup v1, a process that ends is in the root group.
         moved = _own_groups(self._pid)
-        if moved and moved != self._groups:
+        if moved and moved != self._groups and not _is_ending(self._pid):
             self._groups = moved
-            self._newer = MemoryKills.now(moved)  # The counters of two groups cannot be compared.
+            # The counters of two groups cannot be compared.
+            self._newer = replace(self._newer, trainer=MemoryKills.now(moved).trainer)
         self._older, self._newer, self._read_at = self._newer, MemoryKills.now(self._groups), at
 
     def evidence(self, *, was_killed: bool) -> str | None:
@@ -162,6 +165,12 @@ def _has_grown(before: int | None, later: int | None) -> bool:
 
 def _own_groups(pid: int | None) -> list[Path]:
     return [] if pid is None else [chain[0] for chain in _groups(str(pid))]
+
+
+def _is_ending(pid: int | None) -> bool:
+    """Whether the process ends or has ended. Source: the field `flags` in the manual page proc_pid_stat(5)."""
+    fields = _read(Path("/proc", str(pid), "stat")).rpartition(")")[2].split()
+    return len(fields) <= _FLAGS or bool(int(fields[_FLAGS]) & _EXITING)
 
 
 def _groups(process: str = "self") -> list[list[Path]]:

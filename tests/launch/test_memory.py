@@ -144,6 +144,23 @@ def test_a_real_kill_in_another_group_is_told_from_a_plain_one(other_group, is_m
     assert ("because memory ran out (the kernel counted" in end.why) is is_memory
 
 
+def test_a_real_kill_is_found_although_the_counters_were_read_while_the_process_ended(other_group):
+    process = subprocess.Popen([sys.executable, "-c", _FILL], stdin=subprocess.PIPE)
+    kills = RecentKills(process.pid)
+    try:
+        other_group.write_text(str(process.pid))
+        kills.look(100.0)
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        kills.look(106.0)  # The process is a zombie, and in another group.
+        assert process.wait(60) == -9
+    finally:
+        process.kill()
+        process.stdin.close()
+    assert TrainerEnd.of(-9, kills=kills).reason is StopReason.OUT_OF_MEMORY
+
+
 def test_a_real_kill_of_another_program_is_not_blamed_on_a_process_that_was_killed_then(other_group):
     mine = subprocess.Popen([sys.executable, "-c", _WAIT], stdin=subprocess.PIPE)
     others = subprocess.Popen([sys.executable, "-c", _FILL], stdin=subprocess.PIPE)
@@ -249,7 +266,7 @@ def test_a_real_kill_for_memory_is_reported_as_out_of_memory(memory_group, make_
     history = read_history(open_log(spec).reload())
     assert ended.stdout.strip() == "finished", ended.stderr
     first = history.reports[0]
-    assert first.stop_reason is StopReason.OUT_OF_MEMORY
+    assert first.stop_reason is StopReason.OUT_OF_MEMORY, first.note
     assert "peak memory " in first.note
     # The kernel may kill once more while it frees the memory of the first.
     *others, last = [report.stop_reason for report in history.reports]
