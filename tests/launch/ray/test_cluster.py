@@ -136,7 +136,8 @@ def test_ranks_of_a_lost_raylet_train_on_and_are_fenced_by_the_next_attempt(clus
     second = start(spec)
     until(second.step)
     until(lambda: not is_alive(trainer))
-    lost, following = read_history(first.runlog.reload()).attempts
+    until(lambda: read_history(first.runlog.reload()).attempts[-1].commits)
+    lost, following = read_history(first.runlog).attempts
     assert max((commit.slot for commit in lost.commits), default=0) < min(commit.slot for commit in following.commits)
 
 
