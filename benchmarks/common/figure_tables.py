@@ -124,7 +124,6 @@ _GROWTH = {
     "`segue checkpoints`, by records": ("`segue checkpoints`, by records", 0.2),
     "`segue runs`, by runs in a folder": ("`segue runs`, by runs of the store", 1.0),
     "`segue runs`, by runs in a bucket": ("`segue runs`, by runs of a bucket with 20 ms a request", 1.0),
-    "step of a tiny model, by ranks": ("step, with its share of saves, by ranks", 1.0),
     "loss curve, by rows": ("record and write of the loss curve, by rows", 1.0),
 }
 """The operation in the JSON of `bench growth` and its largest exponent, by the title of its row."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 import sys
 import time
@@ -21,7 +20,6 @@ from benchmarks.waiting.far_bucket import far_bucket
 from benchmarks.waiting.logs import RUN_ID, spec_of, write_log
 from segue.clock import SystemClock
 from segue.continuity.witness import StepRow
-from segue.controller.local_run import run_here
 from segue.controller.steps import open_run
 from segue.curves.curve_rows import ROWS_PER_PART, Curve
 from segue.runlog import keys
@@ -38,7 +36,6 @@ _TRIES = 3
 _LATENCY_SECONDS = 0.02
 _MANY_TENSORS_BYTES = 16_000_000
 _MEGABYTE = 1_000_000
-_RANK_STEPS = 400
 
 
 class Growth(NamedTuple):
@@ -65,7 +62,7 @@ def measure(*, largest: int, say: Say) -> list[Growth]:
     """Measure all operations at sizes from the smallest size to `largest` times this size, in factors of ten."""
     factors = [10**power for power in range(int(math.log10(largest)) + 1)]
     found: list[Growth] = []
-    for part in (_states, _tensors, _logs, _runs, _runs_in_a_bucket, _curves, _ranks):
+    for part in (_states, _tensors, _logs, _runs, _runs_in_a_bucket, _curves):
         say(part.__name__.strip("_").replace("_", " "))
         found += part(factors)
     return found
@@ -191,30 +188,6 @@ def _record(rows: int) -> None:
         curve.add(row._replace(step=number), epoch=0, samples_seen=number, step_seconds=0.1, wall_time=now)
         if number % ROWS_PER_PART == 0 or number == rows:
             curve.take()[0].to_parquet()
-
-
-def _ranks(factors: Sequence[int]) -> list[Growth]:
-    cores = max(os.cpu_count() or 1, 2)  # More ranks than cores would wait for each other's turns.
-    counts = tuple(count for power in range(len(factors)) if (count := 2**power) <= cores)
-    return [Growth("step, with its share of saves, by ranks", "ranks", counts, tuple(map(_step_of_ranks, counts)))]
-
-
-def _step_of_ranks(count: int) -> float:
-    with TemporaryDirectory() as folder:
-        fields = {
-            "run_id": "ranks",
-            "recipe": "segue.testing.recipes:tiny",
-            "steps": _RANK_STEPS,
-            "ranks": count,
-            "threads": 1,
-            "store": {"url": folder},
-            "checkpoints": {"every_steps": _RANK_STEPS // 4},
-            "continuity": {"rehearsal": "off"},
-        }
-        spec = RunSpec.parse(fields)
-        runlog = open_run(spec, clock=SystemClock())
-        run_here(spec, runlog, on_line=lambda _: None)
-        return read_history(runlog).reports[-1].train_seconds / _RANK_STEPS
 
 
 def _command(*words: str) -> None:
