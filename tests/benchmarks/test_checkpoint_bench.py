@@ -51,6 +51,8 @@ def test_a_tiny_run_gives_every_figure_of_the_peers_and_leaves_nothing_behind(tm
     assert all(peer.keys() >= set(KEYS) for peer in report["peers"].values())
     for name, keys in (("torch_save", SAVER_KEYS), ("safetensors", SAVER_KEYS), ("boto3_default", UPLOADER_KEYS)):
         ratios = {key: report["peers"][name][key] for key in keys if "_x_" in key and key != "memory_x_state"}
+        lost = ratios.pop("lost_x_memcpy", None)
+        assert lost is None, "no steps were made beside a save"
         assert min(ratios.values()) > 0, ratios
     assert report["peers"]["boto3_default"]["upload_x_boto3_default"] == 1.0
     assert report["peers_failed"] == {}
