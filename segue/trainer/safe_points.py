@@ -86,7 +86,7 @@ class StopRule:
         """The reason why the attempt stops now; None if the attempt continues. If `step` is given, the result is for
         the safe point after this number of steps."""
         step = self._progress.step if step is None else step
-        if step >= self._spec.steps or self._progress.finish_reason is not None:
+        if self.is_finished(step):
             return StopReason.FINISHED
         first = self._board.first_kind
         if first is not None:
@@ -97,6 +97,15 @@ class StopRule:
             step_seconds=self.pace.step_seconds, save_seconds=self._writer.last_save_seconds
         )
         return StopReason.BOUND if is_near else None
+
+    def is_finished(self, step: int) -> bool:
+        """Whether the run reaches its goal with this number of steps, or the training code has ended the run."""
+        return step >= self._spec.steps or self._progress.finish_reason is not None
+
+    def finish_with_others(self) -> None:
+        """End the run because all ranks end it. If only another rank has called `finish`, note this as the reason."""
+        if not self.is_finished(self._progress.step):
+            self._progress.finish_reason = "another rank has ended the run"
 
     @property
     def seconds_to_bound(self) -> float:
@@ -194,6 +203,7 @@ class SafePoints:
         self._full_at_seconds = self._full_at_step = 0.0
         """The time and the step of the next full vote. A full vote is due when the time or the step is reached,
         whichever comes first."""
+        context.ranks.asks_for_vote = self._asks_for_vote
 
     def vote(self) -> Vote:
         """Decide the action of all ranks. While `is_quiet` is true, the caller may skip this method. If any rank had a
@@ -233,24 +243,39 @@ class SafePoints:
     def is_quiet(self) -> bool:
         """Whether the loop may skip the full vote, because neither a stop nor a save can be due yet.
 
-        If steps are short, full votes would take longer than all other work. If there are several ranks, every vote is
-        a full vote, because all ranks must take part.
+        If steps are short, full votes would take longer than all other work. If there are several ranks, all ranks must
+        take part in a full vote, so all of them skip the same votes.
         """
-        progress = self._live.progress
-        return (
-            progress.step < self._full_at_step
-            and self._clock.monotonic() < self._full_at_seconds
-            and self._is_alone
-            and progress.finish_reason is None
-            and self._board.is_empty
-            and not self._live.wants_save
-        )
+        if not self._is_alone:
+            return self._context.ranks.may_skip_vote() and self._live.progress.finish_reason is None
+        return not self._is_due(self._live.progress.step)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether a full vote is due after this number of steps."""
+        is_time_up = step >= self._full_at_step or self._clock.monotonic() >= self._full_at_seconds
+        return is_time_up or self._is_requested(step)
+
+    def _is_requested(self, step: int) -> bool:
+        """Whether a notice, a hint or the user's code makes a full vote necessary after this number of steps."""
+        live = self._live
+        return live.progress.finish_reason is not None or not self._board.is_empty or live.wants_save(step)
+
+    def _asks_for_vote(self) -> bool:
+        """Whether this rank asks the other ranks for a full vote after the step that it makes now."""
+        if self._saving.survivors.needs_votes:
+            return True
+        # Only the leader decides when to save, and when to stop for a reason other than a notice.
+        is_needed = self._is_due if self._context.ranks.is_leader else self._is_requested
+        return is_needed(self._live.progress.step + 1)
 
     def _vote_in_full(self) -> Vote:
         self._writer.raise_failure()
         ranks, board = self._context.ranks, self._context.board
         seen = board.nearest()
-        stop = self._stop_rule.reason() if ranks.is_leader else None
+        for own_seconds in ranks.take_own_times():
+            self._stop_rule.pace.rank_times.add(own_seconds)
+        is_finished = self._stop_rule.is_finished(self._live.progress.step)
+        stop = self._stop_rule.reason() if ranks.is_leader else StopReason.FINISHED if is_finished else None
         can_save = self._live.can_save
         is_early = stop is not None and stop is not StopReason.FINISHED
         if is_early and not can_save and not self._has_waited_for_state:
@@ -259,15 +284,15 @@ class SafePoints:
         if stop is None:
             self._notices.follow_hints()
         may_save = stop is None and can_save and ranks.is_leader
-        save = may_save and (self._live.wants_save or not self._resume.is_pending) and self._saving.is_due()
+        wants_save = self._live.wants_save(self._live.progress.step)
+        save = may_save and (wants_save or not self._resume.is_pending) and self._saving.is_due()
         waits = save and self._live.is_save_of_this_step
         is_busy, streams = not self._saving.has_room, self._saving.survivors.publish()
-        own = ranks.own_time.take() if ranks.own_time is not None else ()
-        agreed = agree(ranks, Vote(stop, save, is_busy, waits, notice=seen, streams=streams, own_seconds=own))
+        agreed = agree(ranks, Vote(stop, save, is_busy, waits, notice=seen, streams=streams))
         if agreed.stop is None and not self._resume.is_pending:
             self._saving.survivors.keep(agreed.streams)
-        if ranks.is_leader:
-            self._stop_rule.pace.rank_times.add(agreed.own_seconds)
+        if agreed.stop is StopReason.FINISHED:
+            self._stop_rule.finish_with_others()
         if agreed.notice is not None:
             # All ranks stop now, so the source may no longer withdraw the notice.
             board.hold()

@@ -115,7 +115,7 @@ class Saving:
             WorkAtRiskError: no commit succeeded for longer than allowed.
         """
         self.refuse_risk()
-        if self._live.wants_save or self._ends_epoch:
+        if self._live.wants_save(self._progress.step) or self._ends_epoch:
             self.request()
         return self.schedule.is_due(self._progress.step if step is None else step)
 

@@ -84,6 +84,11 @@ class Survivors:
             self._start = StepStart(live)
             self._hook = register_optimizer_step_pre_hook(lambda *_: self._forget())
 
+    @property
+    def needs_votes(self) -> bool:
+        """Whether the ranks must vote at every safe point, so that the leader can keep the state of each one."""
+        return self._start is not None
+
     def publish(self) -> tuple[str, ...]:
         """Publish this rank's random streams, if they have changed. Return the hash of the streams for the vote; empty
         if this rank does not take part."""

@@ -20,6 +20,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--pause-seconds", type=float, default=0.0)
     parser.add_argument("--raise-at", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "STEP"))
+    parser.add_argument("--finish-at", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "STEP"))
+    parser.add_argument("--metric-at", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "STEP"))
     parser.add_argument("--silent-rank", type=int, default=-1)
     parser.add_argument("--drifting-rank", type=int, default=-1)
     parser.add_argument("--sharded", action="store_true")
@@ -63,6 +65,10 @@ def main() -> None:
             if (rank, run.step) == tuple(options.raise_at):
                 raise ArithmeticError("this rank raises here, as asked")
             time.sleep(options.pause_seconds)
+            if (rank, run.step) == tuple(options.metric_at):
+                run.save_best(loss.item())
+            if (rank, run.step) == tuple(options.finish_at):
+                run.finish("this rank asked for the end")
             if rank != options.silent_rank:
                 run.report(loss=loss, largest=seen["largest"])
         scheduler.step()

@@ -19,6 +19,7 @@ from segue.checkpoints.saving.writer_client import ProcessWriter
 from segue.recipe import Recipe
 from segue.testing.recipes import tiny
 from segue.trainer import survivors
+from segue.trainer.ranks.collectives import TorchRanks
 
 
 def even(config: dict[str, Any]) -> Recipe:
@@ -111,6 +112,27 @@ def interrupted(config: dict[str, Any]) -> Recipe:
 
     extra = {**recipe.extra, "made": made}
     return replace(recipe, loss=loss, after_step=after_step, accumulate=accumulate, extra=extra)
+
+
+def counted(config: dict[str, Any]) -> Recipe:
+    """The even recipe with sharded weights. It counts the exchanges between the ranks.
+
+    Config: as above; file: where rank 0 writes the number of exchanges after step `at_step`.
+    """
+    recipe, exchanges = even({"sharded": True, **config}), 0
+    gather = TorchRanks.gather
+
+    def counting(ranks: TorchRanks, data: bytes) -> list[bytes]:
+        nonlocal exchanges
+        exchanges += 1
+        return gather(ranks, data)
+
+    def after_step(step: int) -> None:
+        if step == config["at_step"] and os.environ.get("RANK") == "0":
+            Path(config["file"]).write_text(str(exchanges))
+
+    TorchRanks.gather = counting  # type: ignore[method-assign]
+    return replace(recipe, after_step=after_step)
 
 
 def unanswered(config: dict[str, Any]) -> Recipe:

@@ -73,6 +73,26 @@ def test_a_program_on_two_ranks_goes_on_bit_for_bit(ranks_fork_server, make_prog
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
+    ("rank", "reason", "commits"),
+    [
+        (0, "this rank asked for the end", [(56, True), (121, False)]),
+        (1, "another rank has ended the run", [(121, False)]),  # Only the leader saves the best.
+    ],
+)
+def test_one_rank_alone_asks_for_a_save_and_for_the_end(
+    ranks_fork_server, make_program, open_log, rank, reason, commits
+):
+    """No vote is due at these steps, so the other rank learns of the requests with the numbers of the steps."""
+    spec = make_program("--metric-at", rank, 55, "--finish-at", rank, 120, checkpoints={"every_steps": STEPS})
+    runlog = open_log(spec)
+    report = ranks_fork_server.run_attempt(runlog, spec, ranks=2)
+    assert (report.stop_reason, report.to_step, report.finish_reason) == (StopReason.FINISHED, 121, reason)
+    found = [each.manifest for each in read_history(runlog.reload()).checkpoints]
+    assert [(each.step, each.metric is not None) for each in found] == commits
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
     ("options", "sentence"),
     [
         (("--raise-at", 1, 5), "ArithmeticError on rank 1: this rank raises here"),

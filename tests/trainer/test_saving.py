@@ -301,7 +301,7 @@ def saves(folder, clock, *, fails=lambda operation, key: False, evaluate=None, l
             has_metric=evaluate is not None,
             is_metric_known=False,
             evaluate=evaluate,
-            wants_save=False,
+            wants_save=lambda step: False,
             epoch=0,
             changed_by_optimizer=lambda: changed_by_optimizer(recipe.optimizer),
             look_outside=lambda trees: (),

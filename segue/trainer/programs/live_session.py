@@ -205,14 +205,13 @@ class LiveSession:
 
     @property
     def has_metric(self) -> bool:
-        return self._metric is not None and self._metric[0] == self.progress.step
+        return self.wants_save(self.progress.step)
 
     is_metric_known = True
     awaits_metric = False
 
-    @property
-    def wants_save(self) -> bool:
-        return self.has_metric
+    def wants_save(self, step: int) -> bool:
+        return self._metric is not None and self._metric[0] == step
 
     @property
     def is_save_of_this_step(self) -> bool:

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, Self
 
@@ -43,6 +43,10 @@ class Ranks:
     count = 1
     own_time: OwnTime | None = None
     """The measurement of this rank's own time in each step; None if there are no other ranks."""
+    asks_for_vote: Callable[[], bool] = staticmethod(lambda: True)
+    """Whether this rank asks for a vote at the next safe point. Each exchange of step numbers sends the answer."""
+    _may_skip_vote = False
+    _own_times: tuple[tuple[float, ...], ...] = ()
 
     @property
     def is_leader(self) -> bool:
@@ -75,6 +79,28 @@ class Ranks:
     def first_of(self, text: str) -> str:
         """Return the first text, in order of rank, that is not empty. Every rank must call this method."""
         return next((found for found in self.gather_texts(text) if found), "")
+
+    def note_exchange(self, asks: Sequence[bool], own_seconds: Sequence[float]) -> None:
+        """Note what an exchange of step numbers has brought: whether each rank asks for a vote, and the own time of
+        each rank that measured its own time."""
+        self._may_skip_vote = not any(asks)
+        if self.is_leader and own_seconds:
+            self._own_times += (tuple(own_seconds),)
+
+    def take_own_times(self) -> tuple[tuple[float, ...], ...]:
+        """Return the own times of the ranks in each step since the last call, in order of rank. Only the leader keeps
+        them."""
+        own_times, self._own_times = self._own_times, ()
+        return own_times
+
+    def may_skip_vote(self) -> bool:
+        """Whether all ranks skip the vote at this safe point. The result is the same on every rank.
+
+        The result is True if no rank has asked for a vote in the newest exchange. Each exchange allows the ranks to
+        skip one vote.
+        """
+        may_skip, self._may_skip_vote = self._may_skip_vote, False
+        return may_skip
 
     def limit_waiting(self, seconds: float) -> None:
         """Set the longest wait of a collective for another rank, in seconds."""
@@ -190,7 +216,7 @@ def connected(*, wait_seconds: float) -> Any:
 
 
 _STOPS = (None, StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE)
-_VOTE = struct.Struct("<B???16sd16sd")
+_VOTE = struct.Struct("<B???16sd16s")
 _SAME_RELATIVE = 1e-6
 
 
@@ -218,34 +244,33 @@ class Vote(NamedTuple):
     """Kind of the notice, and the seconds until the preemption."""
     streams: tuple[str, ...] = ()
     """Hash of the random streams of each rank; empty on a rank that does not publish its streams."""
-    own_seconds: tuple[float, ...] = ()
-    """Own time of this rank in its newest measured step; empty if not measured. In the merged vote, the own times of
-    all ranks that measured their own time, in order of rank."""
 
     def pack(self) -> bytes:
         kind, seconds_left = self.notice or ("", 0.0)
         flags = self.save, self.is_busy, self.waits
-        numbers = seconds_left, "".join(self.streams).encode(), sum(self.own_seconds)
-        return _VOTE.pack(_STOPS.index(self.stop), *flags, kind.encode()[:16], *numbers)
+        streams = "".join(self.streams).encode()
+        return _VOTE.pack(_STOPS.index(self.stop), *flags, kind.encode()[:16], seconds_left, streams)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        stop, save, is_busy, waits, kind, seconds_left, streams, own = _VOTE.unpack(data)
+        stop, save, is_busy, waits, kind, seconds_left, streams = _VOTE.unpack(data)
         name, known = (text.rstrip(b"\0").decode() for text in (kind, streams))
         notice = (name, seconds_left) if name else None
-        return cls(_STOPS[stop], save, is_busy, waits, notice, (known,) if known else (), (own,) if own else ())
+        return cls(_STOPS[stop], save, is_busy, waits, notice, (known,) if known else ())
 
 
 def merged(votes: Sequence[Vote]) -> Vote:
-    """Return the leader's vote, with two exceptions. If any rank has a notice, all ranks stop. If any rank is busy, the
-    result is busy.
+    """Return the leader's vote, with these exceptions. If any rank has finished or has a notice, all ranks stop. If any
+    rank is busy, the result is busy.
 
     If several ranks have a notice, the result has the notice with the least time left.
     """
     leader = votes[0]
     notices = [vote.notice for vote in votes if vote.notice is not None]
     stop = leader.stop
-    if stop is None and notices:
+    if stop is None and any(vote.stop is StopReason.FINISHED for vote in votes):
+        stop = StopReason.FINISHED
+    elif stop is None and notices:
         stop = StopReason.NOTICE
     return Vote(
         stop=stop,
@@ -254,13 +279,12 @@ def merged(votes: Sequence[Vote]) -> Vote:
         waits=leader.waits and stop is None,
         notice=min(notices, key=lambda notice: notice[1], default=None),
         streams=tuple(known for vote in votes for known in vote.streams),
-        own_seconds=tuple(seconds for vote in votes for seconds in vote.own_seconds),
     )
 
 
 def agree(ranks: Ranks, vote: Vote) -> Vote:
-    """Exchange the votes of all ranks, and return the result. Every rank must call this function at every safe
-    point."""
+    """Exchange the votes of all ranks, and return the result. Every rank must call this function at the same safe
+    points."""
     if ranks.count == 1:
         return merged([vote])
     return merged([Vote.unpack(data) for data in ranks.gather(vote.pack())])
@@ -274,15 +298,22 @@ def combined(
     Each rank's loss is the mean over its share of the batch. The combined loss is the mean over the whole
     batch. The losses are summed in the order of the ranks, so that equal shares give equal bits.
 
+    The exchange also sends the own time of each rank, and whether the rank asks for a vote. Most safe points therefore
+    need no exchange of their own.
+
     Raises:
         RankDriftError: gradients or weights differ between ranks after the step.
     """
     if ranks.count == 1:
         return outcome, tuple(fingerprints)
-    packing = struct.Struct("<dddd" + "16s" * len(fingerprints))
+    packing = struct.Struct("<?ddddd" + "16s" * len(fingerprints))
+    own_seconds = ranks.own_time.take() if ranks.own_time is not None else 0.0
+    numbers = outcome.loss, weight, outcome.grad_norm, outcome.param_norm
     encoded = (each.encode() for each in fingerprints)
-    own = packing.pack(outcome.loss, weight, outcome.grad_norm, outcome.param_norm, *encoded)
-    shares = [packing.unpack(data) for data in ranks.gather(own)]
+    mine = packing.pack(ranks.asks_for_vote(), own_seconds, *numbers, *encoded)
+    asks, own_times, *columns = zip(*map(packing.unpack, ranks.gather(mine)), strict=True)
+    ranks.note_exchange(asks, tuple(filter(None, own_times)))
+    shares = list(zip(*columns, strict=True))
     _refuse_drift(shares)
     used = [share for share in shares if share[1]]
     whole = sum(share[0] * share[1] for share in used) / ranks.count

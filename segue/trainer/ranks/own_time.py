@@ -63,15 +63,15 @@ class OwnTime:
             for each in last
         ]
 
-    def take(self) -> tuple[float, ...]:
-        """Return the own time, in seconds, of the oldest step whose own time was not returned yet. The result is empty
-        if all own times were returned, or if an accelerator still computes the step."""
+    def take(self) -> float:
+        """Return the own time, in seconds, of the oldest step whose own time was not returned yet. The result is 0 if
+        all own times were returned, or if an accelerator still computes the step."""
         if not self._steps or not self._steps[0]:
-            return ()
+            return 0.0
         last = self._steps[0][-1][1]
         if not isinstance(last, float) and not last.query():  # type: ignore[no-untyped-call]
-            return ()
-        return (sum(_seconds(*part) for part in self._steps.popleft()),)
+            return 0.0
+        return sum(_seconds(*part) for part in self._steps.popleft())
 
     def _event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

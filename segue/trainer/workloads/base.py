@@ -105,9 +105,8 @@ class Workload(Protocol):
         saved."""
         ...
 
-    @property
-    def wants_save(self) -> bool:
-        """Whether the user's code asks for a save at this safe point."""
+    def wants_save(self, step: int) -> bool:
+        """Whether the user's code asks for a save at the safe point after this number of steps."""
         ...
 
     @property

@@ -138,8 +138,10 @@ class LiveRecipe:
     def is_metric_known(self) -> bool:
         return self._evaluated is not None and self._evaluated[0] == self.progress.step
 
-    wants_save = is_save_of_this_step = False
-    can_save = True
+    is_save_of_this_step, can_save = False, True
+
+    def wants_save(self, step: int) -> bool:
+        return False
 
     @property
     def on_notice(self) -> Callable[[Notice], None] | None:
@@ -226,8 +228,9 @@ class LiveRecipe:
 
     def finish_step(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
         """Do the work after a counted step: make a due evaluation, check for early stopping, and end an epoch."""
-        seen, is_due = self.progress.samples_seen, self.recipe.evaluate_every is not None and self._is_evaluation_due
-        ends_epoch, self.progress.owes_evaluation = self.feed.order.is_epoch_over(seen), is_due
+        seen = self.progress.samples_seen
+        ends_epoch = self.feed.order.is_epoch_over(seen)
+        self.progress.owes_evaluation = self._evaluates_after(self.progress.step, seen)
         if not ends_epoch and not self.progress.owes_evaluation:
             return NO_METRICS
         if ends_epoch and self.recipe.on_epoch is not None:
@@ -261,12 +264,8 @@ class LiveRecipe:
         step, samples_seen = self.progress.step + 1, group.start + group.samples
         return self.feed.order.is_epoch_over(samples_seen) or self._evaluates_after(step, samples_seen)
 
-    @property
-    def _is_evaluation_due(self) -> bool:
-        """Whether `evaluate_every` requires an evaluation after the steps so far."""
-        return self._evaluates_after(self.progress.step, self.progress.samples_seen)
-
     def _evaluates_after(self, step: int, samples_seen: int) -> bool:
+        """Whether `evaluate_every` requires an evaluation after this number of steps."""
         every = self.recipe.evaluate_every
         if every == "epoch":
             return self.feed.order.is_epoch_over(samples_seen)
@@ -335,8 +334,7 @@ class LiveRecipe:
         if ranks.count == 1:
             return row_of(prelude, result.outcome), result.parts
         weight = sum(group.weights) / len(group.weights)
-        fingerprints = (prelude.input_fingerprint,)
-        outcome, (seen,) = combined(ranks, result.outcome, weight=weight, fingerprints=fingerprints)
+        outcome, (seen,) = combined(ranks, result.outcome, weight=weight, fingerprints=(prelude.input_fingerprint,))
         return row_of(prelude._replace(input_fingerprint=seen), outcome), result.parts
 
     def advance(self, start: int, count: int) -> None:
@@ -347,4 +345,5 @@ class LiveRecipe:
         self.progress.samples_seen = start + count
         self._structure.step_made()
         if self.recipe.by_metric:
-            self._metric_schedulers.step_made(is_evaluation_due=self._is_evaluation_due)
+            is_due = self._evaluates_after(self.progress.step, self.progress.samples_seen)
+            self._metric_schedulers.step_made(is_evaluation_due=is_due)

@@ -35,7 +35,13 @@ class AnsweredRanks(Ranks):
         pytest.param([NO_VOTE, NO_VOTE], NO_VOTE, id="nothing to do"),
         pytest.param([Vote(save=True), NO_VOTE], Vote(save=True), id="the leader saves"),
         pytest.param([NO_VOTE, Vote(save=True)], NO_VOTE, id="only the leader decides to save"),
-        pytest.param([NO_VOTE, Vote(stop=FINISHED)], NO_VOTE, id="only the leader decides to stop"),
+        pytest.param([NO_VOTE, Vote(stop=FINISHED)], Vote(stop=FINISHED), id="a rank that has finished ends the run"),
+        pytest.param([NO_VOTE, Vote(stop=BOUND)], NO_VOTE, id="only the leader decides to stop before the end"),
+        pytest.param(
+            [Vote(notice=("file", 9.0)), Vote(stop=FINISHED)],
+            Vote(stop=FINISHED, notice=("file", 9.0)),
+            id="the end of the run comes before a notice",
+        ),
         pytest.param([Vote(stop=BOUND), NO_VOTE], Vote(stop=BOUND), id="the leader stops"),
         pytest.param([Vote(stop=FINISHED, save=True), NO_VOTE], Vote(stop=FINISHED), id="a stop comes before a save"),
         pytest.param(
@@ -235,7 +241,52 @@ def test_only_an_error_of_communication_is_a_broken_collective(error, is_broken)
     assert is_broken_collective(error) is is_broken
 
 
-def test_the_result_of_the_votes_has_the_own_times_of_the_ranks_that_measured_one():
-    others = Vote(own_seconds=(0.02,)), NO_VOTE, Vote(own_seconds=(0.03,))
-    agreed = agree(AnsweredRanks(*(vote.pack() for vote in others)), Vote(own_seconds=(0.01,)))
-    assert agreed.own_seconds == (0.01, 0.02, 0.03)
+class Measured:
+    """An own time that was measured before."""
+
+    def __init__(self, own_seconds: float) -> None:
+        self._own_seconds = own_seconds
+
+    def take(self) -> float:
+        return self._own_seconds
+
+
+def exchanged(*ranks: tuple[bool, float]) -> Ranks:
+    """The first of these ranks after an exchange of numbers. Each rank is given by whether it asks for a vote, and by
+    its own time."""
+    sent = []
+
+    class Exchanging(Ranks):
+        count = len(ranks)
+
+        def __init__(self, asks: bool, own_seconds: float) -> None:
+            self.asks_for_vote, self.own_time = lambda: asks, Measured(own_seconds)
+
+        def gather(self, data: bytes) -> list[bytes]:
+            sent.append(data)
+            return sent[::-1] if len(sent) == self.count else [data] * self.count
+
+    for asks, own_seconds in reversed(ranks):
+        rank = Exchanging(asks, own_seconds)
+        combined(rank, outcome_of(1.0), weight=1.0, fingerprints=("a" * 16,))
+    return rank
+
+
+@pytest.mark.parametrize(
+    ("asks", "may_skip"),
+    [((False, False), True), ((True, False), False), ((False, True), False), ((False, False, True), False)],
+)
+def test_a_vote_is_skipped_once_if_no_rank_has_asked_for_it_in_the_exchange_of_numbers(asks, may_skip):
+    rank = exchanged(*((each, 0.0) for each in asks))
+    assert rank.may_skip_vote() is may_skip
+    assert not rank.may_skip_vote(), "each exchange allows one skip"
+
+
+def test_no_vote_is_skipped_before_the_first_exchange_of_numbers():
+    assert not Ranks().may_skip_vote()
+
+
+def test_the_leader_has_the_own_times_of_the_ranks_that_measured_one():
+    rank = exchanged((False, 0.01), (False, 0.02), (False, 0.0), (False, 0.03))
+    assert rank.take_own_times() == ((0.01, 0.02, 0.03),)
+    assert rank.take_own_times() == ()

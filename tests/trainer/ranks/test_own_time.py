@@ -48,7 +48,7 @@ def test_own_time_has_the_work_of_every_backward_pass_and_none_of_the_waits(part
     # DistributedDataParallel waits as this callback does, which it queues after the last gradient.
     wait = partial(Variable._execution_engine.queue_callback, partial(clock.sleep, 100.0))
     first.register_post_accumulate_grad_hook(lambda _: wait())
-    assert own.take() == ()
+    assert own.take() == 0.0
     own.begin()
     clock.sleep(1.0)  # For the batch.
     own.pause()
@@ -59,8 +59,8 @@ def test_own_time_has_the_work_of_every_backward_pass_and_none_of_the_waits(part
             own.resume()
         sum(_Layer.apply(weight, clock) for weight in model).sum().backward()
     clock.sleep(100.0)  # For the optimizer, the numbers of the step and the vote.
-    assert own.take() == (1.0 + 3.0 * layers * parts,)
-    assert own.take() == (), "each step is taken once"
+    assert own.take() == 1.0 + 3.0 * layers * parts
+    assert own.take() == 0.0, "each step is taken once"
 
 
 def test_a_model_without_trained_parameters_is_not_measured():
