@@ -2,9 +2,9 @@
 
 While no worker runs, scheduled starts accumulate (hundreds in a night), and the next worker begins all these starts
 together. If a worker's clock is ahead, the worker also takes starts that are due some minutes later. Each start that
-loads Prefect uses several seconds of a core and 150 MB of memory. Therefore a late start ends in this module, before it
-loads Prefect. A start that is early by the server's clock waits in this module. The engine runs if the server does not
-answer or if no worker has taken a later start. Therefore no due check is lost.
+loads Prefect uses several seconds of a core and 150 MB of memory. Therefore the process of a late start exits in this
+module, before it loads Prefect. A start that is early by the server's clock waits in this module. The engine runs if
+the server does not answer or if no worker has taken a later start. Therefore no due check is lost.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Records come from other processes. A clock that jumped, a broken disk or another writer can leave a time of 1e12
 seconds, nan, infinity, or a negative number. If segue refused this record as damaged, the rest of its content would be
-lost. Therefore segue moves each number to the nearest bound when it reads the record, and other code need not handle
-values outside the bounds. `segue.cli.options` parses durations that people write.
+lost. Therefore, when segue reads the record, it replaces each number outside its bounds by the nearest bound. Other
+code need not handle such numbers. `segue.cli.options` parses durations that people write.
 """
 
 from __future__ import annotations

@@ -90,6 +90,18 @@ _TURNAROUND = (
     Figure("planned end: from the report to the decision", "planned_end_report_to_decision_seconds"),
     Figure("planned end: from the decision to the claim", "planned_end_decision_to_claim_seconds"),
     Figure("planned end: from the claim to the next step", "planned_end_claim_to_first_step_seconds"),
+    Figure(
+        "`segue run` without a Prefect: from the command to the first step", "cold_run_to_first_step_seconds", most=12
+    ),
+    Figure("without a Prefect: from the command to the first decision", "cold_run_command_to_decision_seconds"),
+    Figure("without a Prefect: from the decision to the claim", "cold_run_decision_to_claim_seconds"),
+    Figure(
+        "`segue run` with a running Prefect: from the command to the first step",
+        "warm_run_to_first_step_seconds",
+        most=5,
+    ),
+    Figure("with a running Prefect: from the command to the first decision", "warm_run_command_to_decision_seconds"),
+    Figure("with a running Prefect: from the decision to the claim", "warm_run_decision_to_claim_seconds"),
     Figure("from the SIGKILL of a trainer to its report in the log", "death_to_report_seconds", most=0.15),
     Figure("slowest report", "slowest_death_to_report_seconds"),
 )

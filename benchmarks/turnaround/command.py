@@ -20,6 +20,13 @@ MOST_SECONDS = {
     "death_to_report_seconds": 1.0,
 }
 
+_PARTS_OF_RUN = {
+    "command_to_decision": "from the command to the first decision",
+    "decision_to_claim": "from the decision to the claim",
+    "claim_to_first_step": "from the claim to the first step",
+    "to_first_step": "in all",
+}
+"""The parts of the start of a run with `segue run`, in order."""
 _PARTS = {
     "last_step_to_report": "from the last step to the report",
     "report_to_decision": "from the report to the decision",
@@ -38,9 +45,10 @@ def turnaround(
 ) -> None:
     """Measure the time from a decision to the first new step of its segment, on a warm local pool.
 
-    Then measure the time from the last step before a planned end to the next step, on the same machine, and the time
-    from a trainer's death to its report in the log. Exit code 0: the medians are at most 4 s (1.5 s of it
-    orchestration), 3 s and 1 s. 1: a median is higher.
+    First measure the time from `segue run` to the first step of a new run, with a Prefect that the command starts and
+    with a running Prefect. After the turnarounds, measure the time from the last step before a planned end to the next
+    step, on the same machine, and the time from a trainer's death to its report in the log. Exit code 0: the medians
+    are at most 4 s (1.5 s of it orchestration), 3 s and 1 s. 1: a median is higher.
     """
     from benchmarks.turnaround.measure import measure
 
@@ -70,6 +78,13 @@ def show(found: Mapping[str, Any], to: Console) -> None:
     table.add_row("in all", *(f"{value:.2f}" for value in whole))
     table.add_row("slowest", *(f"{value:.2f}" for value in slowest))
     to.print(table)
+    of_run = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    of_run.add_column("`segue run`, medians in seconds", no_wrap=True)
+    of_run.add_column("without a Prefect", justify="right")
+    of_run.add_column("with a running one", justify="right")
+    for name, title in _PARTS_OF_RUN.items():
+        of_run.add_row(title, *(f"{found[f'{kind}_run_{name}_seconds']:.2f}" for kind in ("cold", "warm")))
+    to.print(of_run)
     to.print(
         f"{found['turnarounds']} turnarounds; orchestration {found['orchestration_seconds']} s; from a death to its "
         f"report {found['death_to_report_seconds']} s, slowest {found['slowest_death_to_report_seconds']} s",

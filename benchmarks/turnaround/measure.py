@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun
 
+from benchmarks.turnaround.run_starts import cold_start, medians, starts, warm_start
 from segue.clock import SystemClock
 from segue.controller.steps import open_run, request_stop
 from segue.deployments.follow import open_client, trigger
@@ -82,22 +84,27 @@ class PlannedEnd:
 
 
 def measure(count: int, *, say: Callable[[str], None]) -> dict[str, Any]:
-    """Medians of `count` turnarounds and of their parts.
+    """Medians of `count` turnarounds and of their parts, and of the other figures.
 
     Raises:
-        OrchestratorError: a segment did not train within two minutes.
+        OrchestratorError: a segment did not train within two minutes, or `segue run` failed.
     """
-    with tempfile.TemporaryDirectory(prefix="segue-turnaround-") as folder:
-        stack = LocalStack(Path(folder) / "prefect", home=Path.cwd(), say=say)
+    fewer = max(1, count // _FEWER)  # The other figures differ less from each other.
+    with tempfile.TemporaryDirectory(prefix="segue-turnaround-") as name:
+        folder = Path(name)
+        cold = starts(fewer, cold_start, folder / "cold", say=say)
+        stack = LocalStack(folder / "prefect", home=Path.cwd(), say=say)
         try:
             stack.start()
             with stack.settings(), open_client() as client:
-                found = _turnarounds(client, Path(folder), count, say)
-                fewer = max(1, count // _FEWER)  # They differ less from each other.
-                planned_ends = _planned_ends(client, Path(folder), fewer, say)
-                return report(found, planned_ends, _deaths(client, Path(folder), fewer, say))
+                on_this = partial(warm_start, environment=stack.environment())
+                warm = starts(fewer, on_this, folder / "warm", say=say)
+                found = _turnarounds(client, folder, count, say)
+                planned_ends = _planned_ends(client, folder, fewer, say)
+                figures = report(found, planned_ends, _deaths(client, folder, fewer, say))
         finally:
             stack.stop()
+    return figures | medians(cold, name="cold_run") | medians(warm, name="warm_run")
 
 
 def report(found: list[Turnaround], planned_ends: list[PlannedEnd], deaths: list[float]) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def _by_carried(first: Finding, untracked: Sequence[Finding], noted: Sequence[Fi
 
 
 def with_causes(finding: Finding, *, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding:
-    """Add the values that differ in each process to the finding about a recipe that is not reproducible."""
+    """If a recipe is not reproducible, add to its finding the values that differ from process to process."""
     causes = [cause.sentence for cause in (*noted, *untracked)]
     if not causes:
         return finding

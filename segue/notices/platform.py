@@ -30,8 +30,8 @@ def find_platform(
 ) -> CloudWatcher | None:
     """Return the watcher of the provider whose service answers here. If none or several answer, return None.
 
-    The call blocks for at most `limit_seconds`. For each service, a separate thread sends a request, all at the same
-    time. A thread may run longer than the search.
+    The call blocks for at most `limit_seconds`. A separate thread sends a request to each service, and the threads run
+    at the same time. A thread may run longer than the search.
     """
     known = _known(clock, environ)
     found: dict[str, bool] = {}

@@ -91,7 +91,7 @@ def _what(entry: VerdictEntry) -> str:
 def is_rehearsal_due(spec: RunSpec, history: History, *, ranks: int) -> bool:
     """Whether an attempt should rehearse a resume.
 
-    The result is True if neither a rehearsal nor an attempt of the run has replayed a resume yet. Runs with several
+    The result is True as long as no resume of the run was replayed, in a rehearsal or in an attempt. Runs with several
     ranks do not rehearse, because a rehearsal would need as many additional processes. Programs do not rehearse,
     because a second process would repeat everything that the program does besides training.
     """

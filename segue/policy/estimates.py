@@ -337,7 +337,8 @@ def _lost_to_a_slow_start(claim: ClaimEntry, history: History) -> float:
 
 
 def to_claim_seconds(claim: ClaimEntry, history: History) -> float:
-    """Return the seconds from the decision about an attempt to its claim, without the time of a slow start."""
+    """Return the seconds between the decision to start an attempt and the attempt's claim of the run. The extra time of
+    a slow start does not count."""
     # The difference between the wall clocks of two machines is an estimate, so it can only lengthen the prior.
     decided = history.decision_of(claim.segment, claim.attempt)
     if decided is None:

@@ -183,7 +183,8 @@ class History:
 
     @cached_property
     def fresh_reports(self) -> tuple[SegmentReport, ...]:
-        """The newest report of each attempt that was planned after the last decision that ended the run."""
+        """The newest report of each attempt since the run was last started again. Attempts that were planned before a
+        decision that ended the run do not count."""
         before = {(report.segment, report.attempt) for report in self.reports[: self.fresh_from]} | self.earlier_plans
         return tuple(report for report in self.last_reports() if (report.segment, report.attempt) not in before)
 

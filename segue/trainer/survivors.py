@@ -193,7 +193,7 @@ class Survivors:
 
 
 def is_too_dear(measured: Sequence[tuple[float, float]]) -> bool:
-    """Whether copies take too large a share of a step. `measured` contains, for each safe point, the begin and the
+    """Whether copies take too large a share of a step. `measured` contains, for each safe point, the start time and the
     duration of the copies, in seconds. The function is pure."""
     begins = [began_at for began_at, _ in measured]
     steps = [after - before for before, after in pairwise(begins)]

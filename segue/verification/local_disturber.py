@@ -38,9 +38,9 @@ class LocalDisturber:
     """Ends the trainer by a kill or a notice, at a random moment after the commit of each target.
 
     The trainer runs in slices, with a pause after each slice, and the disturber ends the trainer in a pause. Slices are
-    short near a target, and while commits are frequent. Therefore a fast recipe cannot pass the target, even on a busy
-    machine. A kill waits until steps after the newest commit are known, because an earlier kill proves less. The slices
-    do not change results.
+    short near a target, and while commits are frequent. Therefore even a fast recipe cannot train beyond the target
+    before the disturber acts. A kill waits until steps after the newest commit are known, because an earlier kill
+    proves less. The slices do not change results.
     """
 
     def __init__(

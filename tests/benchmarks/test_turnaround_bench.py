@@ -14,6 +14,7 @@ from rich.console import Console
 
 from benchmarks.turnaround.command import show
 from benchmarks.turnaround.measure import PlannedEnd, Turnaround, report
+from benchmarks.turnaround.run_starts import RunStart, medians
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,12 +42,17 @@ def test_the_figures_are_medians_and_orchestration_ends_where_the_flow_begins():
         "planned_end_claim_to_first_step_seconds": 0.25,
     }
     screen = StringIO()
-    show(found, Console(file=screen, width=100))
+    starts = [RunStart(8.0, n, 0.5) for n in (4.0, 5.0, 9.0)]
+    show(
+        found | medians(starts, name="cold_run") | medians(starts[:1], name="warm_run"), Console(file=screen, width=100)
+    )
     rows = [re.split(r"  +", line.strip()) for line in screen.getvalue().splitlines()]
     assert ["from the report to the decision", "-", "0.25"] in rows
     assert ["from the flow run to its first line", "1.00", "-"] in rows
     assert ["from the claim to the first new step", "0.75", "0.25"] in rows
     assert ["in all", "2.50", "1.50"] in rows
+    assert ["from the decision to the claim", "5.00", "4.00"] in rows
+    assert ["in all", "13.50", "12.50"] in rows
 
 
 @pytest.mark.matrix

@@ -141,7 +141,7 @@ def held_standbys(store: Store, run_id: str) -> list[HeldStandby]:
 def held_by_standbys(store: Store, run_id: str) -> dict[str, float]:
     """Return the seconds for which the standbys of a run held machines, by pool.
 
-    The time ends when the standby leaves or takes over the run.
+    The time of a standby ends when its process exits, or when it takes over the run.
 
     Raises:
         StoreReadError: the store could not be read.

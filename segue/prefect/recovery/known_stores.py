@@ -73,7 +73,8 @@ def variable_of(store: StoreSpec) -> str:
 
 
 class StoreKeeper:
-    """Keeps the Variables of this process's stores up to date, with one request per store for all parents."""
+    """Keeps the Variables of this process's stores up to date. All parents in this process share one request for each
+    store."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -91,7 +91,8 @@ def may_be_data(value: Any) -> bool:
 
 
 def namespaces_of(frame: FrameType) -> list[tuple[str, Any]]:
-    """Return, by name, the namespaces in a running function's variables, including namespaces inside namespaces."""
+    """Return each variable of a running function whose value is a namespace, with its name. The result includes
+    namespaces inside namespaces."""
     local, code = frame.f_locals, frame.f_code
     names = dict.fromkeys((*local, *code.co_names))
     waiting = [(name, local.get(name, frame.f_globals.get(name, ABSENT))) for name in names]

@@ -99,8 +99,8 @@ def close_files() -> None:
 
 
 def _open_files() -> Iterator[Any]:
-    """Yield open files in the order in which they must be closed. Text files are first, then files that compress or
-    upload, then buffers.
+    """Yield open files in the order in which they must be closed. Text files are closed first, then file objects that
+    compress or upload, then buffers.
 
     Within each kind, the newest file is first. A file writes its data only into older files.
     """

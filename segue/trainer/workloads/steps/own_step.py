@@ -30,7 +30,7 @@ def begin_own_step(
 ) -> StepBegun:
     """Call the recipe's `step` on a batch, then its schedulers and `after_step`.
 
-    The gradient norm includes the gradients of all optimizers, each measured at the update of the optimizer.
+    The gradient norm includes the gradients of all optimizers, each measured when its own optimizer updates.
     `before_update` is called before each update.
 
     Raises:
