@@ -204,6 +204,18 @@ def _has_state_of_its_own(module: nn.Module) -> bool:
     return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
+class _Copy(NamedTuple):
+    """What a forward pass may change, as it was at a safe point."""
+
+    flags: list[Any]
+    groups: list[tuple[dict[str, Any], dict[str, Any]]]
+    """Each parameter group, and its hyperparameters."""
+    tensors: list[tuple[Any, str, Any]]
+    trees: dict[str, Encoded]
+    marks: list[tuple[int, int]]
+    """Address and version of each tensor that only an optimizer may change."""
+
+
 class StepStart:
     """A copy of the state that a forward pass may change: buffers, modes, parameters that no optimizer trains,
     hyperparameters, random streams, and the objects of the recipe except its model and optimizers."""
@@ -217,6 +229,7 @@ class StepStart:
         }
         self._places: list[tuple[Any, str]] = []
         self._flags: list[tuple[Any, str]] = []
+        self._copy: _Copy | None = None
 
     def _find(self) -> None:
         """Find the tensors and modes of the model. The first step may still add some."""
@@ -234,18 +247,20 @@ class StepStart:
             return
         if not self._flags:
             self._find()
-        self._kept_flags = [getattr(target, name) for target, name in self._flags]
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        self._kept_groups = [(g, {n: _apart(value) for n, value in g.items() if n != "params"}) for g in groups]
         there = [at for at in self._places if at[0][at[1]] is not None]
-        self._kept_tensors = [(group, name, _apart(group[name])) for group, name in there]
-        self._trees = {name: _cloned(Encoded.of(name, tree)) for name, tree in trees.items()}
-        self._marks = self._marks_of_optimizer()
+        self._copy = _Copy(
+            flags=[getattr(target, name) for target, name in self._flags],
+            groups=[(g, {n: _apart(value) for n, value in g.items() if n != "params"}) for g in groups],
+            tensors=[(group, name, _apart(group[name])) for group, name in there],
+            trees={name: _cloned(Encoded.of(name, tree)) for name, tree in trees.items()},
+            marks=self._marks_of_optimizer(),
+        )
 
     def is_optimizer_unchanged(self) -> bool:
         """Whether the trained parameters and the optimizers' state are still those of the safe point, as far as torch
         counts changes. torch does not count changes through `.data`."""
-        return self._marks_of_optimizer() == self._marks
+        return self._copy is not None and self._marks_of_optimizer() == self._copy.marks
 
     def _marks_of_optimizer(self) -> list[tuple[int, int]]:
         state = [slot for optimizer in self._optimizers for slot in optimizer.state.values()]
@@ -255,13 +270,15 @@ class StepStart:
         return [(tensor.data_ptr(), tensor._version) for tensor in tensors]
 
     def restore(self) -> None:
-        """Set the live objects back to the last safe point."""
-        copy_all([group[name] for group, name, _ in self._kept_tensors], [kept for *_, kept in self._kept_tensors])
-        for (target, name), value in zip(self._flags, self._kept_flags, strict=True):
+        """Set the live objects back to the last safe point, whose state must have been copied."""
+        copy = self._copy
+        assert copy is not None
+        copy_all([group[name] for group, name, _ in copy.tensors], [kept for *_, kept in copy.tensors])
+        for (target, name), value in zip(self._flags, copy.flags, strict=True):
             setattr(target, name, value)
-        for group, kept in self._kept_groups:
+        for group, kept in copy.groups:
             group.update(kept)
-        for name, (skeleton, tensors) in self._trees.items():
+        for name, (skeleton, tensors) in copy.trees.items():
             self._others[name].restore(decode_tree(skeleton, tensors))
 
 
