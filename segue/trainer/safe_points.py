@@ -12,7 +12,7 @@ from segue.checkpoints.saving.committer import Writer
 from segue.policy.save_interval import NOTICE_SHARE, LastSave
 from segue.records import Notice, StopReason
 from segue.trainer.process.context import AttemptContext
-from segue.trainer.ranks.collectives import Vote, agree
+from segue.trainer.ranks.collectives import FINISHED_ELSEWHERE, Vote, agree
 from segue.trainer.resuming.resume import Resume
 from segue.trainer.saving import Saving
 from segue.trainer.time_left import Pace, TimeLeft
@@ -105,7 +105,7 @@ class StopRule:
     def finish_with_others(self) -> None:
         """End the run because all ranks end it. If only another rank has called `finish`, note this as the reason."""
         if not self.is_finished(self._progress.step):
-            self._progress.finish_reason = "another rank has ended the run"
+            self._progress.finish_reason = FINISHED_ELSEWHERE
 
     @property
     def seconds_to_bound(self) -> float:
@@ -247,13 +247,13 @@ class SafePoints:
         take part in a full vote, so all of them skip the same votes.
         """
         if not self._is_alone:
-            return self._context.ranks.may_skip_vote() and self._live.progress.finish_reason is None
+            return self._context.ranks.may_skip_vote()
         return not self._is_due(self._live.progress.step)
 
-    def _is_due(self, step: int) -> bool:
-        """Whether a full vote is due after this number of steps."""
-        is_time_up = step >= self._full_at_step or self._clock.monotonic() >= self._full_at_seconds
-        return is_time_up or self._is_requested(step)
+    def _is_due(self, step: int, *, ahead_seconds: float = 0.0) -> bool:
+        """Whether a full vote is due after this number of steps, now or within `ahead_seconds`."""
+        is_time_up = self._clock.monotonic() + ahead_seconds >= self._full_at_seconds
+        return step >= self._full_at_step or is_time_up or self._is_requested(step)
 
     def _is_requested(self, step: int) -> bool:
         """Whether a notice, a hint or the user's code makes a full vote necessary after this number of steps."""
@@ -264,9 +264,11 @@ class SafePoints:
         """Whether this rank asks the other ranks for a full vote after the step that it makes now."""
         if self._saving.survivors.needs_votes:
             return True
-        # Only the leader decides when to save, and when to stop for a reason other than a notice.
-        is_needed = self._is_due if self._context.ranks.is_leader else self._is_requested
-        return is_needed(self._live.progress.step + 1)
+        step = self._live.progress.step + 1
+        if not self._context.ranks.is_leader:
+            return self._is_requested(step)  # Only the leader decides when to save and when to end the segment.
+        # The next vote after a skipped one is a step later.
+        return self._is_due(step, ahead_seconds=self._stop_rule.pace.step_seconds or math.inf)
 
     def _vote_in_full(self) -> Vote:
         self._writer.raise_failure()

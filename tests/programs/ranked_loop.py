@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import time
 
 import torch
@@ -21,6 +22,9 @@ def main() -> None:
     parser.add_argument("--pause-seconds", type=float, default=0.0)
     parser.add_argument("--raise-at", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "STEP"))
     parser.add_argument("--finish-at", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "STEP"))
+    parser.add_argument("--finish-before", type=int, default=-1, metavar="RANK")
+    parser.add_argument("--finish-after-epoch", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "EPOCH"))
+    parser.add_argument("--notice-at", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "STEP"))
     parser.add_argument("--metric-at", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "STEP"))
     parser.add_argument("--silent-rank", type=int, default=-1)
     parser.add_argument("--drifting-rank", type=int, default=-1)
@@ -50,7 +54,10 @@ def main() -> None:
 
     run = segue.session()
     run.track(model=spread, optimizer=optimizer, scheduler=scheduler, draws=draws, seen=seen)
+    if rank == options.finish_before:
+        run.finish("this rank asked for the end")
     for epoch in run.epochs(options.epochs):
+        losses = []
         sampler.set_epoch(epoch)
         for x, y in run.batches(loader):
             noise = torch.randn(x.shape, generator=draws) * 0.01
@@ -65,6 +72,9 @@ def main() -> None:
             if (rank, run.step) == tuple(options.raise_at):
                 raise ArithmeticError("this rank raises here, as asked")
             time.sleep(options.pause_seconds)
+            losses.append(loss.item())
+            if (rank, run.step) == tuple(options.notice_at):
+                os.kill(os.getpid(), signal.SIGTERM)
             if (rank, run.step) == tuple(options.metric_at):
                 run.save_best(loss.item())
             if (rank, run.step) == tuple(options.finish_at):
@@ -72,6 +82,9 @@ def main() -> None:
             if rank != options.silent_rank:
                 run.report(loss=loss, largest=seen["largest"])
         scheduler.step()
+        sum(losses) / len(losses)  # As a program that prints the mean of each epoch.
+        if (rank, epoch) == tuple(options.finish_after_epoch):
+            run.finish("this rank asked for the end")
     dist.destroy_process_group()
 
 

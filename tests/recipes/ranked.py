@@ -117,7 +117,8 @@ def interrupted(config: dict[str, Any]) -> Recipe:
 def counted(config: dict[str, Any]) -> Recipe:
     """The even recipe with sharded weights. It counts the exchanges between the ranks.
 
-    Config: as above; file: where rank 0 writes the number of exchanges after step `at_step`.
+    Config: as above; file: where rank 0 writes the number of exchanges after step `at_step`; late_seconds: the time
+    that rank 1 takes after each update, while rank 0 waits for its numbers.
     """
     recipe, exchanges = even({"sharded": True, **config}), 0
     gather = TorchRanks.gather
@@ -130,9 +131,33 @@ def counted(config: dict[str, Any]) -> Recipe:
     def after_step(step: int) -> None:
         if step == config["at_step"] and os.environ.get("RANK") == "0":
             Path(config["file"]).write_text(str(exchanges))
+        if os.environ.get("RANK") == "1":
+            time.sleep(config.get("late_seconds", 0.0))
 
     TorchRanks.gather = counting  # type: ignore[method-assign]
     return replace(recipe, after_step=after_step)
+
+
+def evaluated(config: dict[str, Any]) -> Recipe:
+    """The even recipe with sharded weights, and with an evaluation that takes a while.
+
+    Config: as above; every: evaluate_every; file: where rank 0 writes the step of each evaluation; notice_in: the step
+    whose evaluation gives rank 0 a notice.
+    """
+    recipe, done = even({"sharded": True, **config}), [0]
+
+    def after_step(step: int) -> None:
+        done[0] = step
+
+    def evaluate(model: nn.Module) -> float:
+        if os.environ.get("RANK") == "0":
+            with Path(config["file"]).open("a") as file:
+                file.write(f"{done[0]}\n")
+            happen([0, config.get("notice_in"), "notice"], done[0])
+        time.sleep(0.5)
+        return float(done[0])
+
+    return replace(recipe, after_step=after_step, evaluate=evaluate, evaluate_every=config["every"])
 
 
 def unanswered(config: dict[str, Any]) -> Recipe:

@@ -93,6 +93,23 @@ def test_one_rank_alone_asks_for_a_save_and_for_the_end(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
+    ("options", "step"),
+    [
+        pytest.param(("--finish-before", 1), 0, id="before the first step"),
+        pytest.param(("--finish-after-epoch", 1, 3), 40, id="between two epochs"),
+        pytest.param(("--finish-at", 1, 54, "--notice-at", 0, 54), 55, id="in the step of a notice"),
+    ],
+)
+def test_the_end_that_one_rank_asks_for_at_any_moment_is_the_end_of_all(
+    ranks_fork_server, make_program, open_log, options, step
+):
+    spec = make_program(*options, checkpoints={"every_steps": STEPS})
+    report = ranks_fork_server.run_attempt(open_log(spec), spec, ranks=2)
+    assert (report.stop_reason, report.to_step, report.failure) == (StopReason.FINISHED, step, None)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
     ("options", "sentence"),
     [
         (("--raise-at", 1, 5), "ArithmeticError on rank 1: this rank raises here"),

@@ -159,7 +159,7 @@ class LiveSession:
         ending = self._ending
         self._enter("run.epochs()", numbers)
         self._state.add(_EPOCH, {_EPOCH: epoch}, call="run.epochs()")
-        while ending.reason is None and ending.finish_reason is None and epoch.index < len(numbers):
+        while ending.reason is None and epoch.index < len(numbers) and not self._is_finishing():
             step = self._steps_so_far
             self._loaders.begin_epoch()
             yield numbers[epoch.index]
@@ -196,10 +196,7 @@ class LiveSession:
         if error is not None and ending.reason in (None, StopReason.FINISHED):
             raise error
         if ending.reason is None:
-            call = self._loop.call
-            what = f"the program ended at step {self.progress.step} of {self._spec.steps}, before {call} ended."
-            fix = f"let the loop over {call} run to its end, or call run.finish(reason)."
-            ending.error = SessionError(what=what, fix=fix)
+            ending.error = self._loop.ended_early(self.progress.step)
             raise ending.error
         return ending.reason
 
@@ -334,10 +331,14 @@ class LiveSession:
         self._state.complete(pending, loaders=self._loaders.by_name, is_over=is_over)
         steps = self._steps = self._owner.begin(self)
         due = next(steps)
-        if self._ending.finish_reason is None:
-            return due
-        self.progress.finish_reason = self._ending.finish_reason
-        return steps.send(None)
+        return steps.send(None) if self._is_finishing() else due
+
+    def _is_finishing(self) -> bool:
+        """Whether all ranks end the run, because the program on one rank ends it. Every rank calls this method."""
+        reason = self._loop.finish_reason_of_ranks(self._ending.finish_reason)
+        if reason is not None:
+            self.finish(reason)
+        return reason is not None
 
     def _open(self, batch: SessionBatch | None) -> None:
         """Begin the step that the training loop has prepared."""

@@ -21,6 +21,7 @@ from segue.spec import RunSpec
 from segue.trainer.programs.own_files import OwnFiles
 from segue.trainer.programs.owner import Owner
 from segue.trainer.programs.tracked import Epoch
+from segue.trainer.ranks.collectives import FINISHED_ELSEWHERE
 from segue.trainer.workloads.opened_files import opened_files
 
 log = logging.getLogger(__name__)
@@ -230,6 +231,19 @@ class ProgramLoop:
             require_numbers(record.now)
         may_extend = not self._compares_code or CODE in self._spec.continuity.accept
         require_continued(record, self._owner.own_files, may_extend=may_extend, compares_code=self._compares_code)
+
+    def finish_reason_of_ranks(self, own: str | None) -> str | None:
+        """Return why the program ends the run; None if no rank ends the run. `own` is the reason of this rank. Every
+        rank must call this method."""
+        if self._owner.ranks.all(own is None):
+            return None
+        return own or FINISHED_ELSEWHERE
+
+    def ended_early(self, step: int) -> SessionError:
+        """The error of a program that has returned after this step, before its loop ended."""
+        what = f"the program ended at step {step} of {self._spec.steps}, before {self.call} ended."
+        fix = f"let the loop over {self.call} run to its end, or call run.finish(reason)."
+        return SessionError(what=what, fix=fix)
 
     def set_goal(self, steps: int) -> None:
         """Set the number of steps in the range."""

@@ -87,6 +87,11 @@ class Ranks:
         if self.is_leader and own_seconds:
             self._own_times += (tuple(own_seconds),)
 
+    def require_vote(self) -> None:
+        """Vote at the next safe point, because time has passed since the exchange. Every rank must call this method
+        after the same steps."""
+        self._may_skip_vote = False
+
     def take_own_times(self) -> tuple[tuple[float, ...], ...]:
         """Return the own times of the ranks in each step since the last call, in order of rank. Only the leader keeps
         them."""
@@ -215,6 +220,8 @@ def connected(*, wait_seconds: float) -> Any:
     )
 
 
+FINISHED_ELSEWHERE = "another rank has ended the run"
+"""The reason of a rank that ends because the training code on another rank has called `finish`."""
 _STOPS = (None, StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE)
 _VOTE = struct.Struct("<B???16sd16s")
 _SAME_RELATIVE = 1e-6
@@ -260,15 +267,15 @@ class Vote(NamedTuple):
 
 
 def merged(votes: Sequence[Vote]) -> Vote:
-    """Return the leader's vote, with these exceptions. If any rank has finished or has a notice, all ranks stop. If any
-    rank is busy, the result is busy.
+    """Return the leader's vote, with these exceptions. If any rank has finished, all ranks finish. If any rank has a
+    notice, all ranks stop. If any rank is busy, the result is busy.
 
     If several ranks have a notice, the result has the notice with the least time left.
     """
     leader = votes[0]
     notices = [vote.notice for vote in votes if vote.notice is not None]
     stop = leader.stop
-    if stop is None and any(vote.stop is StopReason.FINISHED for vote in votes):
+    if any(vote.stop is StopReason.FINISHED for vote in votes):
         stop = StopReason.FINISHED
     elif stop is None and notices:
         stop = StopReason.NOTICE

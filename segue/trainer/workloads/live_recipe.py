@@ -233,6 +233,7 @@ class LiveRecipe:
         self.progress.owes_evaluation = self._evaluates_after(self.progress.step, seen)
         if not ends_epoch and not self.progress.owes_evaluation:
             return NO_METRICS
+        self._ranks.require_vote()
         if ends_epoch and self.recipe.on_epoch is not None:
             with self._between_steps():
                 self.recipe.on_epoch(self.feed.order.epoch_of(seen - 1))

@@ -38,7 +38,7 @@ class AnsweredRanks(Ranks):
         pytest.param([NO_VOTE, Vote(stop=FINISHED)], Vote(stop=FINISHED), id="a rank that has finished ends the run"),
         pytest.param([NO_VOTE, Vote(stop=BOUND)], NO_VOTE, id="only the leader decides to stop before the end"),
         pytest.param(
-            [Vote(notice=("file", 9.0)), Vote(stop=FINISHED)],
+            [Vote(stop=NOTICE, notice=("file", 9.0)), Vote(stop=FINISHED)],
             Vote(stop=FINISHED, notice=("file", 9.0)),
             id="the end of the run comes before a notice",
         ),

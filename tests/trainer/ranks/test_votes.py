@@ -35,3 +35,40 @@ def test_a_notice_on_one_rank_stops_all_ranks_at_the_next_safe_point(ranks_fork_
     # The signal arrives after the exchange of the step, or at the latest while the next steps are made.
     assert 150 <= report.to_step <= 155
     assert read_history(runlog.reload()).newest.manifest.step == report.to_step
+
+
+@pytest.mark.matrix
+def test_the_save_that_becomes_due_in_an_evaluation_has_its_metric(ranks_fork_server, make_spec, open_log, tmp_path):
+    file = tmp_path / "evaluated"
+    fields = {"steps": 60, "checkpoints": {"every_seconds": 0.4, "staging_buffers": 2}}
+    spec = make_spec(recipe="tests.recipes.ranked:evaluated", config={"every": 20, "file": str(file)}, **fields)
+    runlog = open_log(spec)
+    report = ranks_fork_server.run_attempt(runlog, spec, ranks=2)
+    assert (report.stop_reason, report.to_step) == (StopReason.FINISHED, 60)
+    found = {each.manifest.step: each.manifest.metric for each in read_history(runlog.reload()).checkpoints}
+    assert [found.get(step) for step in (20, 40, 60)] == [20.0, 40.0, 60.0]
+    assert file.read_text().split() == sorted(map(str, found), key=int), "no state is evaluated twice"
+
+
+@pytest.mark.matrix
+def test_a_notice_in_an_evaluation_stops_all_ranks_before_the_next_step(
+    ranks_fork_server, make_spec, open_log, tmp_path
+):
+    config = {"every": 1, "file": str(tmp_path / "evaluated"), "notice_in": 7}
+    spec = make_spec(recipe="tests.recipes.ranked:evaluated", config=config, **SELDOM)
+    report = ranks_fork_server.run_attempt(open_log(spec), spec, ranks=2)
+    assert (report.stop_reason, report.to_step) == (StopReason.NOTICE, 7)
+
+
+@pytest.mark.matrix
+def test_each_step_has_a_vote_if_the_leader_waits_long_for_another_rank(
+    ranks_fork_server, make_spec, open_log, tmp_path
+):
+    config = {"at_step": 11, "file": str(tmp_path / "exchanges"), "late_seconds": 0.4}
+    spec = make_spec(recipe="tests.recipes.ranked:counted", config=config, steps=12, checkpoints={"every_steps": 12})
+    ranks_fork_server.run_attempt(open_log(spec), spec, ranks=2)
+    twelve = int((tmp_path / "exchanges").read_text())
+    config = {**config, "at_step": 5}
+    shorter = make_spec(run_id="shorter", recipe="tests.recipes.ranked:counted", config=config, steps=12)
+    ranks_fork_server.run_attempt(open_log(shorter), shorter, ranks=2)
+    assert twelve - int((tmp_path / "exchanges").read_text()) == 2 * 6
