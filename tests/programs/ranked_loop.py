@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import threading
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,8 @@ def main() -> None:
     parser.add_argument("--finish-before", type=int, default=-1, metavar="RANK")
     parser.add_argument("--finish-after-epoch", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "EPOCH"))
     parser.add_argument("--notice-at", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "STEP"))
+    parser.add_argument("--notice-after-seconds", type=float, default=0.0)
+    parser.add_argument("--late-rank", type=int, default=-1, help="takes 0.4 s before each report")
     parser.add_argument("--metric-at", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "STEP"))
     parser.add_argument("--silent-rank", type=int, default=-1)
     parser.add_argument("--drifting-rank", type=int, default=-1)
@@ -74,7 +78,9 @@ def main() -> None:
             time.sleep(options.pause_seconds)
             losses.append(loss.item())
             if (rank, run.step) == tuple(options.notice_at):
-                os.kill(os.getpid(), signal.SIGTERM)
+                give_notice(after_seconds=options.notice_after_seconds)
+            if rank == options.late_rank:
+                time.sleep(0.4)
             if (rank, run.step) == tuple(options.metric_at):
                 run.save_best(loss.item())
             if (rank, run.step) == tuple(options.finish_at):
@@ -86,6 +92,11 @@ def main() -> None:
         if (rank, epoch) == tuple(options.finish_after_epoch):
             run.finish("this rank asked for the end")
     dist.destroy_process_group()
+
+
+def give_notice(*, after_seconds: float) -> None:
+    send = partial(os.kill, os.getpid(), signal.SIGTERM)
+    threading.Timer(after_seconds, send).start() if after_seconds else send()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from segue.checkpoints.saving.writer_client import ProcessWriter
 from segue.recipe import Recipe
 from segue.testing.recipes import tiny
-from segue.trainer import survivors
+from segue.trainer import safe_points, survivors
 from segue.trainer.ranks.collectives import TorchRanks
 
 
@@ -117,8 +117,7 @@ def interrupted(config: dict[str, Any]) -> Recipe:
 def counted(config: dict[str, Any]) -> Recipe:
     """The even recipe with sharded weights. It counts the exchanges between the ranks.
 
-    Config: as above; file: where rank 0 writes the number of exchanges after step `at_step`; late_seconds: the time
-    that rank 1 takes after each update, while rank 0 waits for its numbers.
+    Config: as above; file: where rank 0 writes the number of exchanges after step `at_step`.
     """
     recipe, exchanges = even({"sharded": True, **config}), 0
     gather = TorchRanks.gather
@@ -131,20 +130,19 @@ def counted(config: dict[str, Any]) -> Recipe:
     def after_step(step: int) -> None:
         if step == config["at_step"] and os.environ.get("RANK") == "0":
             Path(config["file"]).write_text(str(exchanges))
-        if os.environ.get("RANK") == "1":
-            time.sleep(config.get("late_seconds", 0.0))
 
     TorchRanks.gather = counting  # type: ignore[method-assign]
     return replace(recipe, after_step=after_step)
 
 
 def evaluated(config: dict[str, Any]) -> Recipe:
-    """The even recipe with sharded weights, and with an evaluation that takes a while.
+    """The even recipe with sharded weights, and with an evaluation that takes a while. No vote is due by time.
 
     Config: as above; every: evaluate_every; file: where rank 0 writes the step of each evaluation; notice_in: the step
     whose evaluation gives rank 0 a notice.
     """
     recipe, done = even({"sharded": True, **config}), [0]
+    safe_points._LEAST_QUIET_SECONDS = safe_points._MOST_QUIET_SECONDS = 600.0
 
     def after_step(step: int) -> None:
         done[0] = step

@@ -92,6 +92,18 @@ def test_one_rank_alone_asks_for_a_save_and_for_the_end(
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize("step", [20, 21])
+def test_a_notice_that_comes_while_the_leader_waits_for_another_rank_ends_this_step(
+    ranks_fork_server, make_program, open_log, step
+):
+    spec = make_program(
+        *("--late-rank", 1, "--notice-at", 0, step, "--notice-after-seconds", 0.2), checkpoints={"every_steps": STEPS}
+    )
+    report = ranks_fork_server.run_attempt(open_log(spec), spec, ranks=2)
+    assert (report.stop_reason, report.to_step) == (StopReason.NOTICE, step + 1)
+
+
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("options", "step"),
     [

@@ -58,17 +58,3 @@ def test_a_notice_in_an_evaluation_stops_all_ranks_before_the_next_step(
     spec = make_spec(recipe="tests.recipes.ranked:evaluated", config=config, **SELDOM)
     report = ranks_fork_server.run_attempt(open_log(spec), spec, ranks=2)
     assert (report.stop_reason, report.to_step) == (StopReason.NOTICE, 7)
-
-
-@pytest.mark.matrix
-def test_each_step_has_a_vote_if_the_leader_waits_long_for_another_rank(
-    ranks_fork_server, make_spec, open_log, tmp_path
-):
-    config = {"at_step": 11, "file": str(tmp_path / "exchanges"), "late_seconds": 0.4}
-    spec = make_spec(recipe="tests.recipes.ranked:counted", config=config, steps=12, checkpoints={"every_steps": 12})
-    ranks_fork_server.run_attempt(open_log(spec), spec, ranks=2)
-    twelve = int((tmp_path / "exchanges").read_text())
-    config = {**config, "at_step": 5}
-    shorter = make_spec(run_id="shorter", recipe="tests.recipes.ranked:counted", config=config, steps=12)
-    ranks_fork_server.run_attempt(open_log(shorter), shorter, ranks=2)
-    assert twelve - int((tmp_path / "exchanges").read_text()) == 2 * 6
