@@ -26,7 +26,8 @@ class ArrivalSpec(FiniteValue):
 
 
 class DriftSpec(FiniteValue):
-    """The trigger for drift. A slot begins when data in service has drifted from the data of the version in service."""
+    """The trigger for drift. A slot begins when the data in service, which the model in service receives, has drifted
+    from the data that trained the model."""
 
     data: str = Field(
         min_length=1, description="Place of the files: a path, a glob, or a folder or bucket prefix that ends with '/'."
