@@ -26,8 +26,7 @@ class ArrivalSpec(FiniteValue):
 
 
 class DriftSpec(FiniteValue):
-    """The trigger for drift. A slot begins when the data in service, which the model in service receives, has drifted
-    from the data that trained the model."""
+    """The trigger for drift. A slot begins when the data that the model in service receives has drifted."""
 
     data: str = Field(
         min_length=1, description="Place of the files: a path, a glob, or a folder or bucket prefix that ends with '/'."
