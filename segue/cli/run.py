@@ -173,19 +173,23 @@ def _steps_of(spec: RunSpec, epochs: int) -> int:
 def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
     """Run every check that needs no server, without writing a record. Return the run's log."""
     from segue.hosting import require_program
-    from segue.interop.code_check import refuse_changed_code
     from segue.launch.registry import require_clusters
     from segue.recipe import import_build
-    from segue.retraining.program_check import notes_on_files
 
     if spec.program is not None:
         require_program(spec.program.command)
-        for note in notes_on_files(spec.program, folder=Path.cwd()) if spec.data is not None else ():
+    if spec.program is not None and spec.data is not None:
+        from segue.retraining.program_check import notes_on_files  # Imports torch, which takes most of a second.
+
+        for note in notes_on_files(spec.program, folder=Path.cwd()):
             errors.print(f"note: {note}", markup=False)
     require_clusters(spec)
     build = import_build(spec.recipe) if spec.recipe is not None else None
     runlog = check_start(spec, clock=SystemClock(), accept_drift=accept_drift)
-    refuse_changed_code(runlog, spec, build)
+    if read_history(runlog).newest is not None:
+        from segue.interop.code_check import refuse_changed_code  # Imports torch too.
+
+        refuse_changed_code(runlog, spec, build)
     return runlog
 
 

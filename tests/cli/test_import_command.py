@@ -67,9 +67,12 @@ def test_code_in_the_file_is_refused_in_one_paragraph_without_a_trace(place, sta
         (["checkpoints", "import", "nowhere.pt", "--recipe", TINY, "--run", "r", "--steps", "9"], 2, "cannot be read"),
         (["checkpoints", "import", ".", "--recipe", TINY, "--run", "r", "--steps", "9"], 2, "is a folder"),
         (["checkpoints", "import", "x.pt", "--recipe", TINY, "--steps", "9"], 2, "run_id: required field is missing"),
+        (["run", "--run-id", "r", "--steps", "9", "--", "python", "train.py"], 2, "does not answer"),
     ],
 )
-def test_the_help_and_what_can_be_refused_without_torch_do_not_wait_for_it(tmp_path, asked, code, said):
+def test_what_needs_no_torch_does_not_wait_for_it(tmp_path, monkeypatch, asked, code, said):
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # Nothing listens there.
+    (tmp_path / "train.py").touch()
     look = (
         "import sys; from segue.cli import main as cli\n"
         "try:\n    cli.main()\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules, file=sys.stderr)"
