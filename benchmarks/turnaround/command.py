@@ -40,7 +40,7 @@ _PARTS = {
 
 
 def turnaround(
-    count: Annotated[int, typer.Option(min=1, help="Turnarounds to measure: half a minute each.")] = 7,
+    count: Annotated[int, typer.Option(min=1, help="Turnarounds to measure: half a minute each.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Measure the time from a decision to the first new step of its segment, on a warm local pool.

@@ -37,7 +37,7 @@ _PLANNED_STEPS = 1600
 _WARM_SECONDS = 20.0
 """Seconds that a segment trains, so that its pool's worker has the next processes ready: ten seconds, and their
 boot."""
-_FEWER = 3
+_FEWER = 2
 """Number of turnarounds for each planned end and each death."""
 _LONGEST_SECONDS = 120.0
 _POLL_SECONDS = 0.1
