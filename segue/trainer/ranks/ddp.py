@@ -57,8 +57,8 @@ def spread(recipe: Recipe, ranks: Ranks, device: torch.device, *, name: str) -> 
 
 
 def spread_again(recipe: Recipe, device: torch.device) -> Recipe:
-    """If other parameters are trained now, wrap the model again. DDP sums the gradients of
-    only those parameters that had `requires_grad=True` when the model was wrapped."""
+    """If other parameters are trained now, wrap the model again. DDP sums the gradients of only those parameters that
+    had `requires_grad=True` when the model was wrapped."""
     model = recipe.model
     if not isinstance(model, _Replicated) or _trained(model.module) == model.trained:
         return recipe
