@@ -36,7 +36,7 @@ _TAKEN = ("PENDING", "RUNNING", "COMPLETED")
 def main() -> None:
     """Wait until the flow run that the environment names is due, and run it.
 
-    If a later start replaces the flow run, do not run it.
+    A flow run that a later start has replaced is not run.
     """
     while (seconds := seconds_until_due(os.environ)) > 0:
         threading.Event().wait(min(seconds, _LONGEST_WAIT_SECONDS))

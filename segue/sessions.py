@@ -74,11 +74,11 @@ class Session:
     def track(self, **objects: Any) -> None:
         """Make objects part of the run's state. After a resume, this call restores the objects.
 
-        The objects may be objects with `state_dict` and `load_state_dict` (modules, optimizers, schedulers, scalers,
-        loaders with a state, your own), dicts of plain values (restored in place), and random generators of torch,
-        NumPy and `random`. The global random streams of torch, NumPy and `random` are always tracked. A resumed run
-        restores all objects once more before the first step. This restore undoes every change that the script makes to
-        a tracked object between `track` and the first step.
+        There are three kinds of objects: objects with `state_dict` and `load_state_dict` (modules, optimizers,
+        schedulers, scalers, stateful loaders, or objects of your own classes), dicts of plain values (restored in
+        place), and random generators of torch, NumPy and `random`. The global random streams of torch, NumPy and
+        `random` are always tracked. A resumed run restores all objects once more before the first step. This restore
+        undoes every change that the script makes to a tracked object between `track` and the first step.
 
         Raises:
             SessionError: an object has no state that can be saved, a name is taken, or training has begun.

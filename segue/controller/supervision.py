@@ -239,7 +239,7 @@ class _Supervisor:
     def _end(self, why: str, kill_at: float, *, at: float) -> None:
         if at >= kill_at - _DUMP_SECONDS and not self._is_dumped:
             self._is_dumped = True
-            log.error("the trainer does not end; the stacks of its threads follow reason=%s", why)
+            log.error("the trainer does not end, so its threads print their stacks now reason=%s", why)
             self._trainer.dump_stacks()
         if at >= kill_at:
             log.error("killing the trainer reason=%s", why)

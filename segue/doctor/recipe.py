@@ -87,7 +87,7 @@ def data_files(subject: Subject) -> Result:
         if found != file.size_bytes:
             return fail(
                 f"{file.path} has {found} bytes, but the run spec says {file.size_bytes}",
-                fix="restore the file, or describe the new one in a new run (`segue data files`).",
+                fix="restore the file, or start a new run with the changed file (`segue data files` describes it).",
             )
     total = sum(file.size_bytes for file in data.files)
     return ok(f"{len(data.files)} files with {size(total)} are there; their hashes are checked before each segment")

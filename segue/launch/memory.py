@@ -23,7 +23,8 @@ _LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""File names of cgroup versions 2 and 1: the limit, the use, and the key in memory.stat for reclaimable pages."""
+"""For cgroup versions 2 and 1: the file of the limit, the file of the use, and the key of reclaimable pages in
+memory.stat."""
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,8 @@ def _run_ranks(assignment: Assignment, count: int, nodes: Nodes) -> int:
 
 
 def _wait(trainer: RanksTrainer, nodes: Nodes) -> int:
-    """Wait for the trainer's exit code. If other nodes' ranks run half a minute longer, kill the trainer."""
+    """Wait for the trainer's exit code. If ranks of other nodes still run half a minute after the ranks of this node,
+    kill the trainer."""
     clock, left_at = SystemClock(), math.inf
     while (code := trainer.wait(_LOOK_SECONDS)) is None:
         if left_at == math.inf and trainer.have_left:

@@ -168,8 +168,8 @@ class Relay:
 
 
 def line_of(text: str) -> Line:
-    """Return the line to show: the line's last state, shortened to a readable length, with the log level at its
-    start.
+    """Return the line to show, and the log level at its start. If carriage returns redraw the line, only the newest
+    text is shown. A long line is shortened.
     """
     text = text.rstrip("\r").rpartition("\r")[2]
     found = _LEVEL.match(text)

@@ -70,7 +70,7 @@ class Situation:
     spot_queue_seconds: float = 0.0
     """Seconds that this run waits for a slot of spot, because other runs use the slots."""
     crowd_seconds: float = 0.0
-    """Seconds by which other runs that also give up spot lengthen the wait for on-demand."""
+    """Additional seconds of the wait for on-demand, because other runs give up spot at the same time."""
 
     @property
     def expected_changeover_seconds(self) -> float:

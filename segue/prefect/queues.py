@@ -83,7 +83,8 @@ def queues_of_run(spec: RunSpec) -> Queues:
 
 
 def _slots_for(spec: RunSpec, deployment: str, *, now: datetime) -> Slots:
-    """Return the slots for the next attempt. If the API does not answer, return unlimited slots."""
+    """Return the slots for the next attempt. If the API does not answer, assume that nothing limits
+    the slots."""
     try:
         with quick_client() as client:
             return without_own(client, read_limit(client, deployment, now=now), run_id=spec.run_id, now=now)

@@ -127,7 +127,7 @@ class CostReport(Value):
             named["on-demand alone"] = f"{money(self.on_demand_cost, self.currency)}; {self.saved}"
         if not self.has_own_prices:
             named["prices"] = (
-                "segue's defaults, because the run spec has none: set spot_price and on_demand_price in [pools]"
+                "segue's defaults, because the run spec has no prices: set spot_price and on_demand_price in [pools]"
             )
         if self.expected_share is not None:
             named["expected at first"] = f"{self.expected_share:.0%} of the cost of on-demand alone"

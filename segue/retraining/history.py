@@ -142,7 +142,7 @@ class Models:
         return same[-1] if same else None
 
     def last_windows(self, *, but: datetime | None = None) -> dict[datetime, Window]:
-        """Return the data of all open slots and of the newest slot that is done, by slot.
+        """Return the data of each open slot and of the newest finished slot. The keys of the result are the slots.
 
         The returned data needs no further slot. Data of earlier slots needs a further slot, for example if files are
         restored to an older content. If `but` is an earlier slot, the result also contains the last slot that was done

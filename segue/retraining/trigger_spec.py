@@ -21,7 +21,7 @@ class ArrivalSpec(FiniteValue):
         None,
         pattern=r"^[^/%*?]+$",
         description="Name of a file, such as _SUCCESS, that is written to each folder after the files of a delivery. "
-        "With the marker, the delivery counts as complete at once.",
+        "If this file exists, the delivery counts as complete immediately.",
     )
 
 

@@ -114,9 +114,7 @@ def choose(spec: RetrainSpec, slot: datetime, *, find: Find) -> Chosen:
 
 
 def changes_since(before: Window, now: Window) -> tuple[str, ...]:
-    """Describe the differences in the periods that both windows cover, in sentences: late files, and changed
-    content.
-    """
+    """Return sentences about late files and changed content in the periods that both windows cover."""
     earlier, current = ({file.path: file for file in window.files} for window in (before, now))
     missing = {each.period for each in before.missing}
     covered = {file.period for file in before.files}

@@ -205,7 +205,7 @@ def harshness_of(here: Situation, lost_seconds: float) -> Harshness:
 
 
 def sample(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, lost_seconds: float) -> Sample:
-    """Simulate the first runs of the first rows under the planned policy, tick by tick."""
+    """Simulate the first few runs of the table under the planned policy, tick by tick."""
     one, first = planned_policy(spec, here, replace(job, lost_by_a_death_seconds=lost_seconds)), rows[0]
     harsh, tick = harshness_of(here, lost_seconds), first.tick_seconds
     some = simulate(one.policy, one.job, first.up[:SAMPLES], tick_seconds=tick, harshness=harsh, traced=True)

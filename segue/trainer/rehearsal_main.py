@@ -90,7 +90,7 @@ def rehearse(
     verdict = judged(noise)
     if verdict.kind is VerdictKind.BROKEN and not is_complete and not made.untracked:
         verdict = verdict.model_copy(update={"kind": VerdictKind.UNVERIFIED})
-        log.warning("the rehearsal has no result: no other process could repeat the differing steps")
+        log.warning("the rehearsal has no result: some steps differ, and no other process could make them again")
     return Rehearsed(verdict, made.process_values, is_complete)
 
 

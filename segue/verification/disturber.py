@@ -129,7 +129,7 @@ def disturbing(disturber: Disturber, spec: RunSpec) -> Iterator[None]:
 
 
 class Moment(NamedTuple):
-    """The moment of a disturbance: the step at which the disturber must see the run, and a delay after this."""
+    """The moment of a disturbance. The disturber waits until the run has made this step, and then for a delay."""
 
     kind: DisturbanceKind
     step: int

@@ -64,7 +64,7 @@ def test_standbys_are_paid_at_the_price_of_their_pool():
 )
 def test_costs_at_prices_that_nobody_gave_say_so(given, is_made_up):
     said = cost_report(log(**given).spec, log(**given).history).rows().get("prices", "")
-    assert said.startswith("segue's defaults, because the run spec has none: set spot_price") is is_made_up
+    assert said.startswith("segue's defaults, because the run spec has no prices: set spot_price") is is_made_up
 
 
 def test_lost_steps_are_priced_at_their_pool():

@@ -121,7 +121,8 @@ def read_stored(
 
 
 def read_index(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> Index:
-    """Return the index of a manifest's checkpoint: the skeletons, and the shard file of each tensor.
+    """Return the index of the checkpoint of a manifest: the JSON skeleton of each component, and the shard file of each
+    tensor.
 
     The tensors themselves are not read.
 

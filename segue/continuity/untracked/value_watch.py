@@ -128,7 +128,7 @@ class Watch:
         return self._findings(leaves, before, self.marks_of(paths), are_known_left_out=False)
 
     def _missing(self, path: str) -> Leaf:
-        """Return a leaf for a value that this process did not reach.
+        """Return a leaf for a value that the walk in this process did not find.
 
         If the collection that contained the value exists, the collection is the leaf's holder.
         """

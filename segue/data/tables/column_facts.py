@@ -181,5 +181,5 @@ class _Column:
         return {"problem": problem, "fix": mostly.fix}
 
 
-_TEXT = "{setting} = 'text', or data.reading.nulls to the cells that stand for no value,"
+_TEXT = "{setting} = 'text', or data.reading.nulls to the texts of the cells without a value,"
 _NOTATION = "data.reading.decimal and data.reading.thousands to how they are written, or {setting} = 'text'"

@@ -118,7 +118,7 @@ def moves(step_seconds: float, *, up_factor: float, down_factor: float) -> Float
 class _Step:
     """Computes one step back in time of the dynamic programme.
 
-    A boot may last several steps. The class then reads the outcome of the boot several steps ahead.
+    A boot may last several steps. The class then reads the outcome of the boot from a row that is as many steps later.
     """
 
     def __init__(self, job: Job, step_seconds: float, slack_step_seconds: float, chances: Floats) -> None:

@@ -45,8 +45,8 @@ _TOUCHED_EVERY = timedelta(days=1)
 _OVERLAP = timedelta(hours=1)
 """Overlap of two searches. A search begins this much earlier than the newest known flow run."""
 _SOON = timedelta(minutes=1)
-"""Tolerance for comparisons with the server's time: its date has whole seconds, and a busy server answers with the date
-of some seconds ago."""
+"""Tolerance for comparisons with the server's time. The `Date` header of an answer is in whole seconds, and on a busy
+server it may be some seconds old."""
 _PAGE = 200
 """Number of rows in one request, which is the server's limit."""
 

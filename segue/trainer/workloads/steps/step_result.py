@@ -51,7 +51,7 @@ def sent(numbers: Sequence[Number]) -> Numbers:
 
 
 def on_host(numbers: Sequence[Number]) -> list[float] | None:
-    """Return the values of the numbers; None if a value is in an accelerator's memory."""
+    """Return the numbers as floats. If one of them is in an accelerator's memory, return None."""
     values = []
     for number in numbers:
         if isinstance(number, torch.Tensor):
