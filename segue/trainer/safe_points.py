@@ -268,7 +268,7 @@ class SafePoints:
         if not self._context.ranks.is_leader:
             return self._is_requested(step)  # Only the leader decides when to save and when to end the segment.
         # The next vote after a skipped one is a step later.
-        return self._is_due(step, ahead_seconds=self._stop_rule.pace.step_seconds or math.inf)
+        return self._is_due(step, ahead_seconds=self._stop_rule.pace.times.newest_seconds or math.inf)
 
     def _vote_in_full(self) -> Vote:
         self._writer.raise_failure()

@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--raise-at", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "STEP"))
     parser.add_argument("--finish-at", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "STEP"))
     parser.add_argument("--finish-before", type=int, default=-1, metavar="RANK")
-    parser.add_argument("--finish-after-epoch", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "EPOCH"))
+    parser.add_argument("--break-at", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "STEP"))
     parser.add_argument("--notice-at", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "STEP"))
     parser.add_argument("--notice-after-seconds", type=float, default=0.0)
     parser.add_argument("--late-rank", type=int, default=-1, help="takes 0.4 s before each report")
@@ -61,7 +61,6 @@ def main() -> None:
     if rank == options.finish_before:
         run.finish("this rank asked for the end")
     for epoch in run.epochs(options.epochs):
-        losses = []
         sampler.set_epoch(epoch)
         for x, y in run.batches(loader):
             noise = torch.randn(x.shape, generator=draws) * 0.01
@@ -76,7 +75,6 @@ def main() -> None:
             if (rank, run.step) == tuple(options.raise_at):
                 raise ArithmeticError("this rank raises here, as asked")
             time.sleep(options.pause_seconds)
-            losses.append(loss.item())
             if (rank, run.step) == tuple(options.notice_at):
                 give_notice(after_seconds=options.notice_after_seconds)
             if rank == options.late_rank:
@@ -87,10 +85,9 @@ def main() -> None:
                 run.finish("this rank asked for the end")
             if rank != options.silent_rank:
                 run.report(loss=loss, largest=seen["largest"])
+            if (rank, run.step) == tuple(options.break_at):
+                break
         scheduler.step()
-        sum(losses) / len(losses)  # As a program that prints the mean of each epoch.
-        if (rank, epoch) == tuple(options.finish_after_epoch):
-            run.finish("this rank asked for the end")
     dist.destroy_process_group()
 
 

@@ -108,7 +108,7 @@ def test_a_notice_that_comes_while_the_leader_waits_for_another_rank_ends_this_s
     ("options", "step"),
     [
         pytest.param(("--finish-before", 1), 0, id="before the first step"),
-        pytest.param(("--finish-after-epoch", 1, 3), 40, id="between two epochs"),
+        pytest.param(("--finish-at", 0, 54, "--break-at", 0, 54), 55, id="with a break on this rank alone"),
         pytest.param(("--finish-at", 1, 54, "--notice-at", 0, 54), 55, id="in the step of a notice"),
     ],
 )

@@ -159,7 +159,7 @@ class LiveSession:
         ending = self._ending
         self._enter("run.epochs()", numbers)
         self._state.add(_EPOCH, {_EPOCH: epoch}, call="run.epochs()")
-        while ending.reason is None and epoch.index < len(numbers) and not self._finish_with_others():
+        while ending.reason is None and ending.finish_reason is None and epoch.index < len(numbers):
             step = self._steps_so_far
             self._loaders.begin_epoch()
             yield numbers[epoch.index]
@@ -331,14 +331,11 @@ class LiveSession:
         self._state.complete(pending, loaders=self._loaders.by_name, is_over=is_over)
         steps = self._steps = self._owner.begin(self)
         due = next(steps)
-        return steps.send(None) if self._finish_with_others() else due
-
-    def _finish_with_others(self) -> bool:
-        """If the program on one rank has ended the run, end it on all ranks, and return True. All ranks call this."""
         reason = self._loop.finish_reason_of_ranks(self._ending.finish_reason)
-        if reason is not None:
-            self.finish(reason)
-        return reason is not None
+        if reason is None:
+            return due
+        self.finish(reason)
+        return steps.send(None)
 
     def _open(self, batch: SessionBatch | None) -> None:
         """Begin the step that the training loop has prepared."""

@@ -234,7 +234,7 @@ class ProgramLoop:
 
     def finish_reason_of_ranks(self, own: str | None) -> str | None:
         """Return why the program ends the run; None if no rank ends the run. `own` is the reason of this rank. Every
-        rank must call this method."""
+        rank must call this method, while no step is open: the numbers of an open step are exchanged first."""
         if self._owner.ranks.all(own is None):
             return None
         return own or FINISHED_ELSEWHERE
