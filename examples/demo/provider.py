@@ -21,6 +21,12 @@ _NOTICE_AFTER = 0.1
 """Share of the steps that the second machine trains before it is taken back: early, while the slack is large."""
 
 
+def can_be_verified(history: History) -> bool:
+    """Whether a resume from the newest checkpoint can replay steps of the run, so that its verdict is not
+    `unverified`."""
+    return history.newest is not None and bool(history.newest.rows)
+
+
 @contextmanager
 def begun_stack(
     folder: Path, *, home: Path, cloud: str | None
@@ -66,7 +72,7 @@ class Provider:
             return self._give_back(beat)
         if plan == self.struck:
             return None
-        if not self.done and beat.step >= _KILL_AT * self.steps:
+        if not self.done and beat.step >= _KILL_AT * self.steps and can_be_verified(history):
             os.kill(beat.trainer_pid, signal.SIGKILL)
             self.struck = plan
             self.done.append("kill")

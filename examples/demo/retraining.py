@@ -14,6 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
 
 from examples.demo.main_job import DemoFailedError
+from examples.demo.provider import can_be_verified
 from examples.demo.starts import measured, why_late
 from examples.retraining.months import write_month_here
 from segue.clock import SystemClock
@@ -194,7 +195,8 @@ class RetrainDemo:
             plan = history.open_plan
             attempt = history.attempt_of(plan.segment, plan.attempt) if plan is not None else None
             beat = last_heartbeat(runlog, attempt)
-            if beat is not None and beat.phase == "training" and beat.step >= _KILL_AT_STEP:
+            is_late_enough = beat is not None and beat.phase == "training" and beat.step >= _KILL_AT_STEP
+            if beat is not None and is_late_enough and can_be_verified(history):
                 os.kill(beat.trainer_pid, signal.SIGKILL)
                 console.print(f"  step {beat.step}: the spot machine fails (SIGKILL to the trainer)")
                 return

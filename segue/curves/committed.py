@@ -5,7 +5,6 @@ The module needs no pandas.
 
 from __future__ import annotations
 
-import io
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -75,7 +74,7 @@ class CommittedRows:
         import pyarrow.parquet as pq
 
         try:
-            table = pq.read_table(io.BytesIO(self._runlog.store.get(key)))
+            table = pq.read_table(pa.BufferReader(self._runlog.store.get(key)))
         except (MissingObjectError, pa.ArrowException) as error:
             log.warning("loss curve file left out key=%s reason=%s", key, error)
             return []

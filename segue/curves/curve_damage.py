@@ -7,7 +7,6 @@ than its manifest says.
 
 from __future__ import annotations
 
-import io
 import logging
 import threading
 from collections.abc import Iterator
@@ -107,6 +106,10 @@ class DamageSearch(threading.Thread):
     def run(self) -> None:
         self._found = tuple(self._find())
 
+    def close(self) -> None:
+        """Wait at most one second for the end of the search, so that no file is read while the process ends."""
+        self.join(_PATIENCE_SECONDS)
+
     def take(self) -> tuple[Finding, ...]:
         """Return each finding once. The first call waits at most one second for the end of the search."""
         self.join(self._patience_seconds)
@@ -148,7 +151,9 @@ def _difference(content: bytes, step: int, digest: CurveDigest) -> str:
     from segue.curves.schema import sha256_of
 
     try:
-        table = pq.ParquetFile(io.BytesIO(content)).read()  # `read_table` would import pandas.
+        # `read_table` would import pandas. With a Python file, Arrow's threads would need the interpreter lock. If the
+        # process ended during the read, they would never get the lock, and Arrow would wait for them for ever.
+        table = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False).read(use_threads=False)
         if table.num_rows < digest.rows:
             return f"has {table.num_rows} rows, the manifest of step {step} has {digest.rows}"
         is_same = sha256_of(table.slice(0, digest.rows)) == digest.sha256

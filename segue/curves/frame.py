@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -128,7 +127,7 @@ def stored_tables(runlog: RunLog, *, of_attempts: Iterable[str] = ("",)) -> Iter
         if not key.endswith(".parquet") or not key.startswith(starts):
             continue
         try:
-            table = pq.read_table(io.BytesIO(runlog.store.get(key)))
+            table = pq.read_table(pa.BufferReader(runlog.store.get(key)))
             whole = pa.concat_tables([SCHEMA.empty_table(), table], promote_options="default")
             own = [name for name in whole.column_names if name.startswith(METRIC_PREFIX)]
             yield whole.select([*SCHEMA.names, *own])

@@ -76,9 +76,11 @@ class Saving:
         self._hook = register_optimizer_step_pre_hook(lambda *_: self.barrier())
 
     def close(self) -> None:
-        """Remove the hook that this object has registered with torch."""
+        """Remove the hook that this object has registered with torch, and end the search for damage."""
         self._hook.remove()
         self.barrier()
+        if self._damage is not None:
+            self._damage.close()
 
     def prepare(self) -> None:
         """Allocate memory for saves in the background. The call must come as soon as the optimizer has its state.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import numpy as np
@@ -167,3 +169,33 @@ def test_a_resume_continues_exactly_and_names_the_damaged_part(resumed, tmp_path
     assert "found at the resume from step 50" in line
     (part,) = damaged_parts(run.log, found)
     assert part.key == f"nightly/metrics/{newest.name}"
+
+
+_READ_UNTIL_THE_END = """
+import threading, time
+import pyarrow as pa
+import pyarrow.parquet as pq
+from segue.curves.curve_damage import _difference
+from segue.records import CurveDigest
+
+sink = pa.BufferOutputStream()
+pq.write_table(pa.table({f"column {n}": range(10) for n in range(300)}), sink)
+content, digest = sink.getvalue().to_pybytes(), CurveDigest(part=0, rows=10**9, sha256="")
+
+def search():
+    while True:
+        assert "rows" in _difference(content, 1, digest)
+
+_difference(content, 1, digest)
+threading.Thread(target=search, daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+@pytest.mark.matrix
+def test_a_process_that_ends_during_the_search_does_not_wait_for_it():
+    for _ in range(10):
+        ended = subprocess.run(
+            [sys.executable, "-c", _READ_UNTIL_THE_END], timeout=120, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, ended.stderr

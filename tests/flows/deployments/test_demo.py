@@ -15,9 +15,11 @@ from segue.clock import SystemClock
 from segue.notices.board import NoticeBoard
 from segue.notices.platform import find_platform
 from segue.records import Capacity, Heartbeat, StopReason
+from segue.runlog.entries import SealEntry
 from segue.testing.metadata import FAKES
 from tests.support.histories import Logbook, make_spec
 from tests.support.rooms import ROOT
+from tests.verification.drills import ROW
 
 
 @pytest.fixture
@@ -36,20 +38,30 @@ class Job:
         self.spot: list[bool] = []
         self.provider = Provider(steps=100, set_spot=self.spot.append, **machines)
 
-    def trains(self, capacity: Capacity, step: int) -> str | None:
-        """What the provider does at a step on a capacity."""
+    def trains(self, capacity: Capacity, step: int, *, is_verifiable: bool = True) -> str | None:
+        """What the provider does at a step on a capacity. A resume of this attempt can be verified or not."""
         name = self.book.claim(self.book.plan(capacity), segment_pid=self.trainer.pid)
+        if not self.provider.done and is_verifiable:
+            committed = self.book.commit(name, step - 2)
+            self.book.write(SealEntry, attempt_id=name, checkpoint=committed, rows=(ROW,))
         facts = {"attempt_id": name, "counter": 1, "phase": "training", "beat_at": datetime.now(UTC)}
         return self.provider(self.book.history, Heartbeat(step=step, trainer_pid=self.trainer.pid, **facts))
 
 
 @pytest.mark.parametrize(
-    ("capacity", "step", "is_killed"),
-    [(Capacity.SPOT, 34, False), (Capacity.SPOT, 35, True), (Capacity.ON_DEMAND, 99, False)],
+    ("capacity", "step", "is_verifiable", "is_killed"),
+    [
+        (Capacity.SPOT, 34, True, False),
+        (Capacity.SPOT, 35, True, True),
+        (Capacity.SPOT, 35, False, False),
+        (Capacity.ON_DEMAND, 99, True, False),
+    ],
 )
-def test_the_demo_kills_a_trainer_on_spot_once_it_has_come_far_enough(trainer, capacity, step, is_killed):
+def test_the_demo_kills_a_trainer_on_spot_once_it_has_come_far_enough(
+    trainer, capacity, step, is_verifiable, is_killed
+):
     job = Job(trainer)
-    done = job.trains(capacity, step)
+    done = job.trains(capacity, step, is_verifiable=is_verifiable)
     if is_killed:
         assert done == f"step {step}: the spot machine fails (SIGKILL to the trainer)"
         assert trainer.wait(10) == -signal.SIGKILL
