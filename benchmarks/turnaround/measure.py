@@ -18,7 +18,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun
 
-from benchmarks.turnaround.run_starts import cold_start, medians, starts, warm_start
+from benchmarks.turnaround.run_starts import cold_start, medians, seconds_between, starts, warm_start
 from segue.clock import SystemClock
 from segue.controller.steps import open_run, request_stop
 from segue.deployments.follow import open_client, trigger
@@ -184,12 +184,12 @@ def _deaths(client: SyncPrefectClient, folder: Path, count: int, say: Callable[[
     request_stop(runlog, reason="the benchmark has all its deaths")
     _wait(lambda: read_history(runlog).open_plan is None or None, what="the end of the last segment")
     reports = [slot.entry for slot in runlog.slots if isinstance(slot.entry, ReportEntry)]
-    return [_between(at, entry.written_at) for at, entry in zip(killed_at, reports, strict=False)]
+    return [seconds_between(at, entry.written_at) for at, entry in zip(killed_at, reports, strict=False)]
 
 
 def _claimed_after(runlog: RunLog, attempt: Attempt) -> float:
     decision = read_history(runlog).decision_of(attempt.claim.segment, attempt.claim.attempt)
-    return _between(decision.written_at, attempt.claim.written_at) if decision is not None else 0.0
+    return seconds_between(decision.written_at, attempt.claim.written_at) if decision is not None else 0.0
 
 
 def _after_a_commit(runlog: RunLog, number: int) -> Attempt | None:
@@ -205,9 +205,9 @@ def _planned_end(history: History, last: Attempt, following: Attempt, *, reporte
     assert decision is not None
     trained_seconds = ended.startup_seconds + ended.train_seconds
     return PlannedEnd(
-        last_step_to_report=_between(last.claim.written_at, reported_at) - trained_seconds,
-        report_to_decision=_between(reported_at, decision.written_at),
-        decision_to_claim=_between(decision.written_at, claim.written_at),
+        last_step_to_report=seconds_between(last.claim.written_at, reported_at) - trained_seconds,
+        report_to_decision=seconds_between(reported_at, decision.written_at),
+        decision_to_claim=seconds_between(decision.written_at, claim.written_at),
         claim_to_first_step=begun.startup_seconds,
     )
 
@@ -263,12 +263,8 @@ def _turnaround(history: History, attempt: Attempt, by_name: dict[str, FlowRun])
     assert run.created is not None
     assert run.start_time is not None
     return Turnaround(
-        decision_to_created=_between(decision.written_at, run.created),
-        created_to_running=_between(run.created, run.start_time),
-        running_to_claim=_between(run.start_time, claim.written_at),
+        decision_to_created=seconds_between(decision.written_at, run.created),
+        created_to_running=seconds_between(run.created, run.start_time),
+        running_to_claim=seconds_between(run.start_time, claim.written_at),
         claim_to_first_step=report_of.startup_seconds,
     )
-
-
-def _between(start: datetime, end: datetime) -> float:
-    return (end - start).total_seconds()

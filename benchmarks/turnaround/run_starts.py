@@ -90,11 +90,11 @@ def _start(folder: Path, environment: Mapping[str, str]) -> RunStart:
     assert decision is not None
     assert attempt.report is not None
     return RunStart(
-        command_to_decision=_between(began_at, decision.written_at),
-        decision_to_claim=_between(decision.written_at, attempt.claim.written_at),
+        command_to_decision=seconds_between(began_at, decision.written_at),
+        decision_to_claim=seconds_between(decision.written_at, attempt.claim.written_at),
         claim_to_first_step=attempt.report.startup_seconds,
     )
 
 
-def _between(start: datetime, end: datetime) -> float:
+def seconds_between(start: datetime, end: datetime) -> float:
     return (end - start).total_seconds()
